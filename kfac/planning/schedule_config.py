@@ -1,0 +1,81 @@
+"""The ablation switches: every algorithm of the paper, and every variant of it, is one value of this class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "pipelining": ("none", "layerwise"),
+    "fusion": ("none", "threshold", "greedy", "optimal"),
+    "placement": ("non_dist", "seq_dist", "lbp", "optimized"),
+    "inverse_broadcast": ("after_all", "as_ready"),
+    "factor_collective": ("all_reduce",),
+}
+"""The values of every switch that has a fixed set of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """What a schedule varies; none of it changes the mathematics.
+
+    Args:
+        curvature: off means plain (S-)SGD: ``KFAC.step`` only finishes the gradients' all-reduce.
+        pipelining: ``layerwise`` sends a message as soon as its factors are there, ``none`` after the backward pass.
+        fusion: how consecutive factors are merged into messages. ``none``: one each; ``threshold``: up to
+            ``threshold_bytes``; ``greedy``: the rule in the paper's code (MG-WFBP's); ``optimal``: the exact program.
+        threshold_bytes: the threshold of ``threshold`` (64 MiB is Horovod 0.19's default, the paper's baseline).
+        placement: which rank inverts what. ``non_dist``: all ranks all of it; ``seq_dist``: round robin over
+            A0 G0 A1 G1 ...; ``lbp``: the paper's load-balancing placement; ``optimized``: ours.
+        lbp_rule: which factors every rank inverts under ``lbp``: ``cost`` (inverting is cheaper than broadcasting),
+            or a dimension below which they are (the paper's runs hard-wired 1400).
+        inverse_broadcast: ``as_ready`` overlaps broadcasts with later inversions, ``after_all`` does not.
+        factor_collective: the collective that carries factors.
+        gradient_pipelining: whether gradients' all-reduces start during the backward pass.
+
+    Raises:
+        ValueError: for a value outside the choices, naming the key and the choices.
+    """
+
+    curvature: bool = True
+    pipelining: str = "layerwise"
+    fusion: str = "greedy"
+    threshold_bytes: int = 64 * 2**20
+    placement: str = "lbp"
+    lbp_rule: str | int = "cost"
+    inverse_broadcast: str = "as_ready"
+    factor_collective: str = "all_reduce"
+    gradient_pipelining: bool = True
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"schedule.{name}={getattr(self, name)!r} is not one of: {', '.join(choices)}")
+        for name in ("curvature", "gradient_pipelining"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"schedule.{name}={getattr(self, name)!r} is not true or false")
+        if isinstance(self.threshold_bytes, bool) or not isinstance(self.threshold_bytes, int):
+            raise ValueError(f"schedule.threshold_bytes={self.threshold_bytes!r} is not a whole number of bytes")
+        if self.threshold_bytes <= 0:
+            raise ValueError(f"schedule.threshold_bytes={self.threshold_bytes} must be positive")
+        rule = self.lbp_rule
+        if isinstance(rule, bool) or not (rule == "cost" or (isinstance(rule, int) and rule >= 0)):
+            raise ValueError(f"schedule.lbp_rule={rule!r} is neither 'cost' nor a dimension (a whole number >= 0)")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ScheduleConfig:
+        """The value of a JSON form.
+
+        Raises:
+            ValueError: for an unknown key, naming the keys there are.
+        """
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(data) - set(known))
+        if unknown:
+            raise ValueError(f"unknown schedule key(s) {', '.join(unknown)}; keys: {', '.join(known)}")
+        return cls(**dict(data))

@@ -1,0 +1,189 @@
+"""Timelines: what ran when on which rank, measured or simulated, in one type."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+KINDS = ("FF", "BP", "GradComm", "FactorComp", "FactorComm", "InverseComp", "InverseComm", "Precondition")
+"""Kinds of work, named as in the paper's breakdown figures."""
+
+COMMUNICATION_KINDS = ("GradComm", "FactorComm", "InverseComm")
+OTHER = "Other"
+"""The breakdown's name for time in which a rank neither computes a recorded kind nor waits for a recorded message."""
+
+COMPUTE_LANE = "compute"
+COMMUNICATION_LANE = "communication"
+
+
+@dataclass(frozen=True)
+class Span:
+    """One piece of work.
+
+    Args:
+        rank: the rank it ran on.
+        lane: ``compute`` or ``communication``; spans of one lane of one rank do not overlap.
+        kind: one of :data:`KINDS`.
+        name: what exactly, for people.
+        start_s, end_s: seconds from the iteration's start.
+
+    Raises:
+        ValueError: for an unknown kind or an end before the start.
+    """
+
+    rank: int
+    lane: str
+    kind: str
+    name: str
+    start_s: float
+    end_s: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"unknown span kind {self.kind!r}; kinds: {', '.join(KINDS)}")
+        if self.end_s < self.start_s:
+            raise ValueError(f"span {self.name!r} ends before it starts")
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from start to end."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans of one iteration.
+
+    Args:
+        spans: in any order.
+        rank_counts: how many ranks each rank that appears stands for (1 where absent): ranks that do the same share
+            one set of lanes, so that large worlds stay small.
+        total_s: the iteration's seconds where known (measured); else the latest end.
+        source: ``measured`` or ``simulated``.
+    """
+
+    spans: tuple[Span, ...]
+    rank_counts: Mapping[int, int] = field(default_factory=dict, hash=False)
+    total_s: float | None = None
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spans", tuple(sorted(self.spans, key=lambda s: (s.rank, s.lane, s.start_s, s.end_s))))
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of the whole iteration."""
+        if self.total_s is not None:
+            return self.total_s
+        return max((s.end_s for s in self.spans), default=0.0)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that appear."""
+        return tuple(sorted({s.rank for s in self.spans}))
+
+    def breakdown_s(self) -> dict[str, float]:
+        """Exposed seconds per kind, averaged over the ranks; with ``Other`` they sum to :attr:`iteration_s`.
+
+        At every moment a rank's time belongs to the kind its compute lane runs; where that lane is idle, to the message
+        that has been in flight longest; else to ``Other``. So communication counts only where it is not hidden, as in
+        the paper's breakdowns.
+        """
+        weights = {rank: self.rank_counts.get(rank, 1) for rank in self.ranks}
+        total = dict.fromkeys((*KINDS, OTHER), 0.0)
+        for rank, weight in weights.items():
+            for kind, seconds in self._exposed(rank).items():
+                total[kind] += weight * seconds
+        count = sum(weights.values())
+        if count == 0:
+            return {**total, OTHER: self.iteration_s}
+        return {kind: seconds / count for kind, seconds in total.items()}
+
+    def busy_s(self) -> dict[str, float]:
+        """Seconds per kind whether hidden or not, averaged over the ranks."""
+        weights = {rank: self.rank_counts.get(rank, 1) for rank in self.ranks}
+        total = dict.fromkeys(KINDS, 0.0)
+        for span in self.spans:
+            total[span.kind] += weights[span.rank] * span.duration_s
+        return {kind: seconds / max(1, sum(weights.values())) for kind, seconds in total.items()}
+
+    def hidden_s(self) -> dict[str, float]:
+        """Seconds of each communication kind that computing hides, averaged over the ranks."""
+        busy, exposed = self.busy_s(), self.breakdown_s()
+        return {kind: max(0.0, busy[kind] - exposed[kind]) for kind in COMMUNICATION_KINDS}
+
+    def _exposed(self, rank: int) -> dict[str, float]:
+        spans = [s for s in self.spans if s.rank == rank]
+        result: dict[str, float] = defaultdict(float)
+        marks = sorted({0.0, self.iteration_s, *(t for s in spans for t in (s.start_s, s.end_s))})
+        marks = [t for t in marks if 0.0 <= t <= self.iteration_s]
+        pending = sorted(spans, key=lambda s: s.start_s)
+        active: list[Span] = []
+        cursor = 0
+        for begin, end in zip(marks, marks[1:], strict=False):
+            while cursor < len(pending) and pending[cursor].start_s <= begin:
+                active.append(pending[cursor])
+                cursor += 1
+            active = [s for s in active if s.end_s > begin]
+            compute = next((s for s in active if s.lane == COMPUTE_LANE), None)
+            owner = compute or next(iter(active), None)
+            result[owner.kind if owner else OTHER] += end - begin
+        return result
+
+    def to_chrome_trace(self, path: Path | str) -> None:
+        """Write Chrome trace JSON (Perfetto opens it): one process per rank, one thread per lane, whole nanoseconds."""
+        Path(path).write_text(json.dumps({"traceEvents": list(self._events()), "metadata": self._metadata()}) + "\n")
+
+    def _metadata(self) -> dict[str, Any]:
+        counts = {str(rank): count for rank, count in self.rank_counts.items()}
+        return {"rank_counts": counts, "total_s": self.total_s, "source": self.source}
+
+    def _events(self) -> Iterable[dict[str, Any]]:
+        lanes = sorted({(s.rank, s.lane) for s in self.spans})
+        # Process and thread ids start at 1 and threads are unique over all processes: 0 is special in Perfetto.
+        tids = {key: number for number, key in enumerate(lanes, start=1)}
+        for (rank, lane), tid in tids.items():
+            count = self.rank_counts.get(rank, 1)
+            label = f"rank {rank}" if count == 1 else f"rank {rank} (stands for {count})"
+            yield {"ph": "M", "name": "process_name", "pid": rank + 1, "tid": tid, "args": {"name": label}}
+            yield {"ph": "M", "name": "thread_name", "pid": rank + 1, "tid": tid, "args": {"name": lane}}
+        for s in self.spans:
+            # Both ends are rounded and the duration derived, so that neighbours do not overlap by a nanosecond.
+            start_ns, end_ns = round(s.start_s * 1e9), round(s.end_s * 1e9)
+            times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
+            identity = {"pid": s.rank + 1, "tid": tids[s.rank, s.lane], "cat": s.kind}
+            args = {"kind": s.kind, "lane": s.lane, "start_s": s.start_s, "end_s": s.end_s}
+            yield {"ph": "X", "name": s.name, **identity, **times, "args": args}
+
+    @classmethod
+    def from_chrome_trace(cls, path: Path | str) -> Timeline:
+        """Read what :meth:`to_chrome_trace` wrote.
+
+        Raises:
+            ValueError: if the file is no such trace.
+        """
+        try:
+            data = json.loads(Path(path).read_text())
+            spans = tuple(
+                Span(e["pid"] - 1, e["args"]["lane"], e["cat"], e["name"], e["args"]["start_s"], e["args"]["end_s"])
+                for e in data["traceEvents"]
+                if e["ph"] == "X"
+            )
+            meta = data.get("metadata", {})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not a timeline written by this project: {error!r}") from error
+        counts = {int(rank): count for rank, count in meta.get("rank_counts", {}).items()}
+        return cls(spans, counts, meta.get("total_s"), meta.get("source", "measured"))
+
+    @classmethod
+    def merge(cls, timelines: Iterable[Timeline]) -> Timeline:
+        """One timeline of several ranks' timelines of the same iteration; the longest total counts."""
+        parts = list(timelines)
+        totals = [t.total_s for t in parts if t.total_s is not None]
+        counts = {rank: count for t in parts for rank, count in t.rank_counts.items()}
+        spans = tuple(s for t in parts for s in t.spans)
+        return cls(spans, counts, max(totals, default=None), parts[0].source if parts else "measured")
