@@ -36,7 +36,7 @@ bench: $(STAMP) ## measured speed of the schedules over rate-limited links
 env: $(STAMP) ## only make the environment
 
 lock: $(STAMP) ## write the versions of the environment to requirements.lock
-	@$(BIN)/pip freeze --exclude-editable | sort -f > requirements.lock && touch $(STAMP)
+	@$(BIN)/pip freeze --exclude-editable | LC_ALL=C sort -f > requirements.lock && touch $(STAMP)
 
 clean: ## remove the environment and caches (runs and figures stay)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
