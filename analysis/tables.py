@@ -1,0 +1,205 @@
+"""Tables as values, written as aligned text, Markdown, LaTeX (booktabs), CSV or JSON.
+
+A column may belong to a group (``published``, ``simulated``): LaTeX and text show it above the columns that share it,
+the flat formats put it into the column's title, so that no number loses its tag.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+Cell = str | int | float | None
+MISSING = "-"
+"""What a cell without a value shows where people read it."""
+WIDE_COLUMNS = 7
+"""A LaTeX table of more columns does not fit one column of a two-column page."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Args:
+        title: its heading; with the unit where it has one.
+        spec: the format specification of its numbers for people (``.4f``); CSV and JSON keep them unrounded.
+        group: a heading that it shares with its neighbours, or none.
+        align: ``left`` for text, ``right`` for numbers.
+    """
+
+    title: str
+    spec: str = ""
+    group: str = ""
+    align: Literal["left", "right"] = "right"
+
+    @property
+    def full_title(self) -> str:
+        """The title with the group in front."""
+        return f"{self.group} {self.title}" if self.group else self.title
+
+    def show(self, cell: Cell) -> str:
+        """A cell as people read it."""
+        if cell is None:
+            return MISSING
+        return cell if isinstance(cell, str) else format(cell, self.spec)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Args:
+        title: one line: what it shows.
+        columns: its columns.
+        rows: one cell per column each.
+        notes: sentences that belong below it.
+
+    Raises:
+        ValueError: if a row has another number of cells than there are columns.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"table {self.title!r}: {len(row)} cells for {len(self.columns)} columns in {row}")
+
+    def render(self, style: str) -> str:
+        """The table in one of :data:`STYLES`.
+
+        Raises:
+            ValueError: for another style, naming the choices.
+        """
+        if style not in STYLES:
+            raise ValueError(f"unknown table format {style!r}; choices: {', '.join(STYLES)}")
+        return STYLES[style](self)
+
+    def shown(self) -> list[list[str]]:
+        """The rows as people read them."""
+        return [[c.show(cell) for c, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+
+
+def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
+    """Runs of neighbouring columns with one group: its name and how many they are."""
+    return [(name, len(list(members))) for name, members in groupby(c.group for c in columns)]
+
+
+def _pad(text: str, width: int, align: str) -> str:
+    return text.ljust(width) if align == "left" else text.rjust(width)
+
+
+def to_text(table: Table) -> str:
+    """Aligned columns for a terminal."""
+    body = table.shown()
+    titles = [c.title for c in table.columns]
+    widths = [max(len(line[i]) for line in [titles, *body]) for i in range(len(titles))]
+    start = 0
+    for name, count in _groups(table.columns):  # a group's heading must fit above its columns
+        missing = len(name) - (sum(widths[start : start + count]) + 2 * (count - 1))
+        widths[start + count - 1] += max(0, missing)
+        start += count
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (_pad(cell, w, c.align) for cell, w, c in zip(cells, widths, table.columns, strict=True))
+        return "  ".join(padded).rstrip()
+
+    lines = [table.title, ""]
+    if any(c.group for c in table.columns):
+        headings, start = [], 0
+        for name, count in _groups(table.columns):
+            width = sum(widths[start : start + count]) + 2 * (count - 1)
+            headings.append(f" {name} ".center(width, "-") if name and len(name) + 2 <= width else name.ljust(width))
+            start += count
+        lines.append("  ".join(headings).rstrip())
+    lines += [line(titles), "  ".join("-" * w for w in widths), *map(line, body)]
+    if table.notes:
+        lines += ["", *table.notes]
+    return "\n".join(lines) + "\n"
+
+
+def to_markdown(table: Table) -> str:
+    """A pipe table (GitHub's Markdown), with its title above and its notes below."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = [":--" if c.align == "left" else "--:" for c in table.columns]
+    lines = [f"**{table.title}**", "", line([c.full_title for c in table.columns]), line(rule)]
+    lines += [line(row) for row in table.shown()]
+    for note in table.notes:
+        lines += ["", note]
+    return "\n".join(lines) + "\n"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{c: "\\" + c for c in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
+
+def latex_escape(text: str) -> str:
+    """Text as LaTeX prints it."""
+    return "".join(_LATEX.get(c, c) for c in text)
+
+
+def to_latex(table: Table) -> str:
+    """A ``table`` with booktabs rules (``\\usepackage{booktabs}``); a wide one spans both columns of a page."""
+
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join(map(latex_escape, cells)) + r" \\"
+
+    align = "".join("l" if c.align == "left" else "r" for c in table.columns)
+    environment = "table*" if len(table.columns) > WIDE_COLUMNS else "table"
+    lines = [rf"\begin{{{environment}}}", r"\centering", rf"\caption{{{latex_escape(table.title)}}}"]
+    lines += [rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
+    if any(c.group for c in table.columns):
+        headings, rules, start = [], [], 1
+        for name, count in _groups(table.columns):
+            headings.append(rf"\multicolumn{{{count}}}{{c}}{{{latex_escape(name)}}}" if name else " & " * (count - 1))
+            if name:
+                rules.append(rf"\cmidrule(lr){{{start}-{start + count - 1}}}")
+            start += count
+        lines += [" & ".join(headings) + r" \\", "".join(rules)]
+    lines += [line([c.title for c in table.columns]), r"\midrule", *map(line, table.shown())]
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [r"\par\smallskip\footnotesize " + latex_escape(note) for note in table.notes]
+    return "\n".join([*lines, rf"\end{{{environment}}}"]) + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """Comma-separated values, unrounded; an empty field where there is no value."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([c.full_title for c in table.columns])
+    writer.writerows(["" if cell is None else cell for cell in row] for row in table.rows)
+    return text.getvalue()
+
+
+def to_json(table: Table) -> str:
+    """Title, notes and one object per row, keyed by the columns' full titles, unrounded."""
+    keys = [c.full_title for c in table.columns]
+    rows: list[dict[str, Any]] = [dict(zip(keys, row, strict=True)) for row in table.rows]
+    return json.dumps({"title": table.title, "rows": rows, "notes": list(table.notes)}, indent=1) + "\n"
+
+
+STYLES: dict[str, Callable[[Table], str]] = {
+    "text": to_text,
+    "markdown": to_markdown,
+    "csv": to_csv,
+    "json": to_json,
+    "latex": to_latex,
+}
+"""How a table can be written."""
