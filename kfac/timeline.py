@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,20 @@ KINDS = ("FF", "BP", "GradComm", "FactorComp", "FactorComm", "InverseComp", "Inv
 COMMUNICATION_KINDS = ("GradComm", "FactorComm", "InverseComm")
 OTHER = "Other"
 """The breakdown's name for time in which a rank neither computes a recorded kind nor waits for a recorded message."""
+
+KIND_COLORS: Mapping[str, str] = {
+    "FF": "#595959",
+    "BP": "#8c8c8c",
+    "GradComm": "#f0e442",
+    "FactorComp": "#0072b2",
+    "FactorComm": "#56b4e9",
+    "InverseComp": "#d55e00",
+    "InverseComm": "#e69f00",
+    "Precondition": "#009e73",
+    OTHER: "#e6e6e6",
+}
+"""One colour per kind in every picture. Okabe and Ito's colours for the colour-blind; of each pair computing is the
+darker one, so that the two differ in grey print as well."""
 
 COMPUTE_LANE = "compute"
 COMMUNICATION_LANE = "communication"
@@ -124,7 +139,7 @@ class Timeline:
         pending = sorted(spans, key=lambda s: s.start_s)
         active: list[Span] = []
         cursor = 0
-        for begin, end in zip(marks, marks[1:], strict=False):
+        for begin, end in pairwise(marks):
             while cursor < len(pending) and pending[cursor].start_s <= begin:
                 active.append(pending[cursor])
                 cursor += 1
