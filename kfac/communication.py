@@ -1,0 +1,218 @@
+"""The one place that talks to ``deepspeed.comm`` (and to torch.distributed beneath it).
+
+Every collective is asynchronous, in place and summed; all of a communicator's collectives must be issued by one thread
+and in the same order on every rank. K-FAC has a process group of its own, so that its traffic does not mix with that of
+the training loop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Work(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> None:
+        """Block (on a GPU: make the current stream wait) until the result is there.
+
+        Raises:
+            RuntimeError: if the collective failed, for example because another rank died.
+        """
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, in any thread, when the result is there (CPU tensors only)."""
+
+
+class Communicator(Protocol):
+    """What K-FAC asks of a group of ranks."""
+
+    rank: int
+    world_size: int
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Work:
+        """Sum ``tensor`` over the ranks, in place."""
+
+    def reduce(self, tensor: Tensor, dst: int, name: str) -> Work:
+        """Sum ``tensor`` into rank ``dst``'s, in place; on other ranks it is left undefined."""
+
+    def broadcast(self, tensor: Tensor, src: int, name: str) -> Work:
+        """Overwrite ``tensor`` with rank ``src``'s."""
+
+    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
+        """Rank ``src``'s picklable object, on every rank (blocking)."""
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Every rank's picklable object, in rank order (blocking)."""
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+
+
+class _Done:
+    """The work of a collective that had nothing to do."""
+
+    def wait(self) -> None:
+        pass
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        callback()
+
+
+class LocalCommunicator:
+    """One rank: every collective is the identity."""
+
+    rank = 0
+    world_size = 1
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Work:  # noqa: D102
+        return _Done()
+
+    def reduce(self, tensor: Tensor, dst: int, name: str) -> Work:  # noqa: D102
+        return _Done()
+
+    def broadcast(self, tensor: Tensor, src: int, name: str) -> Work:  # noqa: D102
+        return _Done()
+
+    def broadcast_object(self, obj: Any, src: int = 0) -> Any:  # noqa: D102
+        return obj
+
+    def all_gather_object(self, obj: Any) -> list[Any]:  # noqa: D102
+        return [obj]
+
+    def barrier(self) -> None:  # noqa: D102
+        pass
+
+
+class _DeepSpeedWork:
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def wait(self) -> None:
+        self._handle.wait()
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        self._handle.get_future().add_done_callback(lambda _: callback())
+
+
+class DeepSpeedCommunicator:
+    """All ranks of the job, through ``deepspeed.comm``; its construction is collective."""
+
+    def __init__(self) -> None:
+        import deepspeed.comm as dist
+
+        self._dist = dist
+        self.rank: int = dist.get_rank()
+        self.world_size: int = dist.get_world_size()
+        self._group = dist.new_group(list(range(self.world_size)))
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Work:  # noqa: D102
+        return _DeepSpeedWork(self._dist.all_reduce(tensor, group=self._group, async_op=True, log_name=name))
+
+    def reduce(self, tensor: Tensor, dst: int, name: str) -> Work:  # noqa: D102
+        return _DeepSpeedWork(self._dist.reduce(tensor, dst, group=self._group, async_op=True, log_name=name))
+
+    def broadcast(self, tensor: Tensor, src: int, name: str) -> Work:  # noqa: D102
+        return _DeepSpeedWork(self._dist.broadcast(tensor, src, group=self._group, async_op=True, log_name=name))
+
+    def broadcast_object(self, obj: Any, src: int = 0) -> Any:  # noqa: D102
+        box = [obj if self.rank == src else None]
+        self._dist.broadcast_object_list(box, src=src, group=self._group)
+        return box[0]
+
+    def all_gather_object(self, obj: Any) -> list[Any]:  # noqa: D102
+        gathered: list[Any] = [None] * self.world_size
+        self._dist.all_gather_object(gathered, obj, group=self._group)
+        return gathered
+
+    def barrier(self) -> None:  # noqa: D102
+        self._dist.barrier(group=self._group)
+
+
+_adopted: tuple[Any, DeepSpeedCommunicator] | None = None
+
+
+def _adopt_torch_group() -> None:
+    """Let ``deepspeed.comm`` use the default group of torch.distributed, or make that group."""
+    import deepspeed
+    import deepspeed.comm
+    import deepspeed.ops
+    from deepspeed.accelerator import get_accelerator
+
+    if deepspeed.comm.is_initialized():
+        return
+    if get_accelerator().device_name() == "cpu":
+        # DeepSpeed would compile a shared-memory operator with a C++ compiler here (half a minute, or an error without
+        # one). Only its inference path uses it. The table is read in one place, when the backend is made.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
+        dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False, dist_init_required=False
+    )
+
+
+def get_communicator() -> Communicator:
+    """The communicator of this process: all ranks where torch.distributed or deepspeed.comm is initialised, else one.
+
+    Collective on its first call after initialisation.
+    """
+    global _adopted  # noqa: PLW0603
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return LocalCommunicator()
+    if distributed.get_world_size() == 1:
+        return LocalCommunicator()
+    world = distributed.group.WORLD
+    if _adopted is None or _adopted[0] is not world:
+        _adopt_torch_group()
+        _adopted = (world, DeepSpeedCommunicator())
+    return _adopted[1]
+
+
+def init_distributed(
+    *,
+    rank: int,
+    world_size: int,
+    init_method: str,
+    local_rank: int = 0,
+    backend: str | None = None,
+    timeout_s: float = 600.0,
+) -> Communicator:
+    """Join the job's ranks and return their communicator; collective.
+
+    Args:
+        rank, world_size: of this process.
+        init_method: the rendezvous, ``file:///path`` (fresh, on a file system that all ranks see) or ``tcp://host:port``.
+        local_rank: which of its machine's devices this process uses.
+        backend: ``gloo`` or ``nccl``; by default NCCL where there is a GPU.
+        timeout_s: seconds after which a collective that other ranks do not join fails.
+    """
+    cuda = torch.cuda.is_available()
+    backend = backend or ("nccl" if cuda else "gloo")
+    if backend == "gloo":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ["LOCAL_RANK"] = str(local_rank)
+    if backend == "nccl":
+        torch.cuda.set_device(local_rank)
+    torch.distributed.init_process_group(
+        backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
+    )
+    return get_communicator()
+
+
+def shutdown() -> None:
+    """Leave the job's ranks, if joined."""
+    global _adopted  # noqa: PLW0603
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if _adopted is not None:
+            import deepspeed.comm
+
+            deepspeed.comm.destroy_process_group()
+        else:
+            torch.distributed.destroy_process_group()
+    _adopted = None

@@ -1,0 +1,77 @@
+"""Averaging of gradients over the ranks, as messages of the Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+
+class GradientAverager:
+    """Packs and unpacks the gradients of groups of parameters and reports when a group is complete.
+
+    Each message also carries one flag per parameter: whether any rank has a gradient for it. A parameter without one
+    anywhere keeps ``grad=None``; one that only some ranks used counts as zero on the others.
+
+    Args:
+        groups: parameters of each of the Plan's layers.
+        accumulation_steps: backward passes per step.
+        on_ready: called with a group's index when all of its gradients of the step are there.
+    """
+
+    def __init__(
+        self, groups: Sequence[Sequence[nn.Parameter]], accumulation_steps: int, on_ready: Callable[[int], None]
+    ) -> None:
+        self._groups = groups
+        self._steps = accumulation_steps
+        self._on_ready = on_ready
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, index))
+            for index, group in enumerate(groups)
+            for parameter in group
+        ]
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a step."""
+        self._left = [len(group) * self._steps for group in self._groups]
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _accumulated(self, index: int, _: Tensor) -> None:
+        self._left[index] -= 1
+        if self._left[index] == 0:
+            self._on_ready(index)
+
+    def pack(self, items: Sequence[int]) -> Tensor:
+        """The flat gradients of the groups ``items`` and their flags, in the widest dtype among them."""
+        parameters = self._parameters(items)
+        dtype = parameters[0].dtype
+        for parameter in parameters:
+            dtype = torch.promote_types(dtype, parameter.dtype)
+        flat = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().reshape(-1).to(dtype) for p in parameters]
+        flags = torch.tensor([float(p.grad is not None) for p in parameters], dtype=dtype, device=flat[0].device)
+        return torch.cat([*flat, flags])
+
+    def unpack(self, items: Sequence[int], buffer: Tensor, world_size: int) -> None:
+        """Set the gradients to the average of the summed ``buffer``."""
+        parameters = self._parameters(items)
+        sizes = [p.numel() for p in parameters]
+        *parts, flags = buffer.split([*sizes, len(parameters)])
+        used = (flags > 0).tolist() if any(p.grad is None for p in parameters) else [True] * len(parameters)
+        for parameter, part, anywhere in zip(parameters, parts, used, strict=True):
+            if not anywhere:
+                continue
+            average = part.view(parameter.shape) / world_size
+            if parameter.grad is None:
+                parameter.grad = average.to(parameter.dtype)
+            else:
+                parameter.grad.copy_(average)
+
+    def _parameters(self, items: Sequence[int]) -> list[nn.Parameter]:
+        return [parameter for item in items for parameter in self._groups[item]]

@@ -1,0 +1,102 @@
+"""The inversion phase: every rank inverts what the Plan gives it, and the inverses travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kfac.communication import Communicator, Work
+from kfac.curvature.inverses import damped_inverse
+from kfac.curvature.packing import pack, packed_elements, unpack
+from kfac.factors import FactorState
+from kfac.planning import Plan
+from kfac.recording import Recorder
+
+
+class FactorInversionError(RuntimeError):
+    """A damped factor is not positive definite; raised on every rank."""
+
+
+def invert(
+    factors: Sequence[FactorState],
+    dampings: Sequence[float | None],
+    plan: Plan,
+    communicator: Communicator,
+    recorder: Recorder,
+) -> None:
+    """Set the inverses of all factors that have a damping (None: not inverted); collective.
+
+    A rank that cannot invert sends NaN, so that every rank learns of it and none waits for ever.
+
+    Raises:
+        FactorInversionError: on every rank, naming the factors; inverses are then as before.
+    """
+    rank = communicator.rank
+    sequence = [i for i in plan.inverse_sequence if dampings[i] is not None]
+    inverses: dict[int, Tensor] = {}
+    buffers: dict[int, Tensor] = {}
+    works: dict[int, Work] = {}
+
+    def send(i: int) -> None:
+        owner = plan.inverse_owner[i]
+        assert owner is not None
+        name = f"inverse of {_label(plan, i)}"
+        works[i] = communicator.broadcast(buffers[i], owner, "kfac_InverseComm")
+        recorder.flight("InverseComm", name, works[i])
+
+    for i in sequence:
+        owner = plan.inverse_owner[i]
+        if owner in (None, rank):
+            with recorder.span("InverseComp", f"invert {_label(plan, i)}"):
+                inverses[i] = _inverse_or_nan(factors[i], dampings[i])
+        if owner is None or communicator.world_size == 1:
+            continue
+        buffers[i] = _like(factors[i]).new_empty(packed_elements(factors[i].dim))
+        if owner == rank:
+            with recorder.span("InverseComp", f"pack {_label(plan, i)}"):
+                pack(inverses[i], buffers[i])
+        if plan.schedule.inverse_broadcast == "as_ready":
+            send(i)
+    for i in [i for i in sequence if i in buffers and i not in works]:
+        send(i)
+    for i, work in works.items():
+        work.wait()
+        if i not in inverses:
+            with recorder.span("InverseComp", f"unpack {_label(plan, i)}"):
+                inverses[i] = unpack(buffers[i], factors[i].dim)
+    _check(inverses, plan)
+    for i, inverse in inverses.items():
+        factors[i].inverse = inverse
+
+
+def _like(factor: FactorState) -> Tensor:
+    assert factor.average is not None
+    return factor.average
+
+
+def _inverse_or_nan(factor: FactorState, damping: float | None) -> Tensor:
+    assert damping is not None
+    inverse = damped_inverse(factor.matrix(), damping)
+    if inverse is None:
+        return _like(factor).new_full((factor.dim, factor.dim), float("nan"))
+    return inverse
+
+
+def _label(plan: Plan, i: int) -> str:
+    return f"{plan.factors[i].side} of {plan.factors[i].layer}"
+
+
+def _check(inverses: dict[int, Tensor], plan: Plan) -> None:
+    if not inverses:
+        return
+    indices = sorted(inverses)
+    traces = torch.stack([inverses[i].diagonal().sum() for i in indices])
+    if bool(torch.isfinite(traces).all()):
+        return
+    bad = [_label(plan, i) for i, ok in zip(indices, torch.isfinite(traces).tolist(), strict=True) if not ok]
+    raise FactorInversionError(
+        f"not positive definite even in float64: {', '.join(bad)}. Raise KFACConfig.damping, or look for a layer whose "
+        "inputs or gradients have exploded"
+    )

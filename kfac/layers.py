@@ -1,0 +1,211 @@
+"""Layers with Kronecker factors: how each module type's inputs, output gradients and weights become matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kfac.config import KFACConfig
+from kfac.curvature import statistics
+
+
+class KFACLayer:
+    """One preconditioned module. Subclasses say how its tensors become matrices.
+
+    Args:
+        name: the module's name in the model.
+        module: the module.
+    """
+
+    convolution = False
+    sample_dims = 2
+    """Dimensions of an input with a sample dimension and no shared positions beyond what the layer needs."""
+
+    def __init__(self, name: str, module: nn.Linear | nn.Conv2d) -> None:
+        self.name = name
+        self.module = module
+        self.weight: Tensor = module.weight
+        self.bias: Tensor | None = module.bias if module.bias is not None and module.bias.requires_grad else None
+        self.g_dim = self.weight.shape[0]
+        self.a_dim = self.weight[0].numel() + (self.bias is not None)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The parameters whose gradients are preconditioned."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def batched(self, tensor: Tensor) -> Tensor:
+        """``tensor`` with a leading sample dimension (an unbatched one is one sample)."""
+        return tensor if tensor.dim() >= self.sample_dims else tensor.unsqueeze(0)
+
+    def positions(self, output: Tensor) -> int:
+        """Shared positions per sample of an output ``[samples, ...]``."""
+        raise NotImplementedError  # abstract
+
+    def a_statistic(self, x: Tensor) -> Tensor:
+        """``sum x x^T [a_dim, a_dim]`` of an input."""
+        raise NotImplementedError  # abstract
+
+    def g_statistic(self, g: Tensor) -> Tensor:
+        """``sum g g^T [g_dim, g_dim]`` of an output gradient."""
+        raise NotImplementedError  # abstract
+
+    def gradient_matrix(self) -> Tensor | None:
+        """The gradient as ``[g_dim, a_dim]``, or None if there is none."""
+        if self.weight.grad is None:
+            return None
+        matrix = self.weight.grad.reshape(self.g_dim, -1)
+        if self.bias is None:
+            return matrix
+        bias = torch.zeros_like(self.bias) if self.bias.grad is None else self.bias.grad
+        return torch.cat([matrix, bias[:, None]], 1)
+
+    def set_gradient(self, matrix: Tensor) -> None:
+        """Overwrite the gradient with ``[g_dim, a_dim]``."""
+        assert self.weight.grad is not None
+        columns = self.a_dim - (self.bias is not None)
+        self.weight.grad.copy_(matrix[:, :columns].reshape(self.weight.shape))
+        if self.bias is not None and self.bias.grad is not None:
+            self.bias.grad.copy_(matrix[:, -1])
+
+
+class LinearLayer(KFACLayer):
+    """``nn.Linear`` on ``[samples, ..., in]``; inner dimensions are shared positions (K-FAC-expand)."""
+
+    def positions(self, output: Tensor) -> int:  # noqa: D102
+        return math.prod(output.shape[1:-1])
+
+    def a_statistic(self, x: Tensor) -> Tensor:  # noqa: D102
+        return statistics.second_moment(x.reshape(-1, x.shape[-1]), self.bias is not None)
+
+    def g_statistic(self, g: Tensor) -> Tensor:  # noqa: D102
+        return statistics.second_moment(g.reshape(-1, self.g_dim), False)
+
+
+class Conv2dLayer(KFACLayer):
+    """``nn.Conv2d`` without groups on ``[samples, channels, height, width]``; output pixels are shared positions."""
+
+    convolution = True
+    sample_dims = 4
+    module: nn.Conv2d
+
+    def positions(self, output: Tensor) -> int:  # noqa: D102
+        return math.prod(output.shape[2:])
+
+    def _padding(self) -> tuple[int, int, int, int]:
+        m = self.module
+        if m.padding == "valid":
+            return 0, 0, 0, 0
+        if m.padding == "same":
+            (top, bottom), (left, right) = (
+                (total // 2, total - total // 2)
+                for total in (d * (k - 1) for d, k in zip(m.dilation, m.kernel_size, strict=True))
+            )
+            return left, right, top, bottom
+        rows, columns = int(m.padding[0]), int(m.padding[1])
+        return columns, columns, rows, rows
+
+    def a_statistic(self, x: Tensor) -> Tensor:  # noqa: D102
+        m = self.module
+        kernel, stride = (m.kernel_size[0], m.kernel_size[1]), (m.stride[0], m.stride[1])
+        dilation = (m.dilation[0], m.dilation[1])
+        patches = statistics.patches_2d(x, kernel, stride, self._padding(), dilation, m.padding_mode)
+        return statistics.patch_moment(patches, m.in_channels, self.bias is not None)
+
+    def g_statistic(self, g: Tensor) -> Tensor:  # noqa: D102
+        rows = statistics.channel_rows(g)
+        return rows @ rows.T
+
+
+@dataclass(frozen=True)
+class FirstOrder:
+    """Parameters that keep their plain gradient, and why."""
+
+    name: str
+    parameters: int
+    reason: str
+
+
+def _reason_against(name: str, module: nn.Module, config: KFACConfig) -> str | None:
+    """Why ``module``, which has parameters of its own, is not preconditioned; None if it is."""
+    if not isinstance(module, (nn.Linear, nn.Conv2d)):
+        return f"{type(module).__name__} has no Kronecker factors here"
+    layer = _make(name, module)
+    widest = max(layer.a_dim, layer.g_dim)
+    reasons = {
+        "its weight is frozen": not module.weight.requires_grad,
+        "include/exclude patterns": not config.covers(name),
+        f"a convolution with {getattr(module, 'groups', 1)} groups": getattr(module, "groups", 1) != 1,
+        f"a factor of dimension {widest} is wider than max_dim={config.max_dim}": widest > config.max_dim,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _make(name: str, module: nn.Module) -> KFACLayer:
+    if isinstance(module, nn.Conv2d):
+        return Conv2dLayer(name, module)
+    assert isinstance(module, nn.Linear)
+    return LinearLayer(name, module)
+
+
+def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[nn.Parameter]]]:
+    """Modules with trainable or frozen parameters of their own, each parameter once."""
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        own = [p for p in module.parameters(recurse=False) if id(p) not in seen]
+        seen.update(id(p) for p in own)
+        if own:
+            yield name, module, own
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's model inside DistributedDataParallel, so that names have no prefix."""
+    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    return model.module if isinstance(model, wrappers) else model
+
+
+def register_layers(
+    model: nn.Module, config: KFACConfig
+) -> tuple[list[KFACLayer], list[FirstOrder], list[list[nn.Parameter]]]:
+    """Find the layers to precondition, in registration order.
+
+    Returns:
+        the layers; the trainable parameters that keep their plain gradient, with the reasons; and per layer all
+        trainable parameters whose gradients become ready about when its own do: its own and those of uncovered modules
+        registered next to it (one list of all of them if there is no layer).
+    """
+    layers: list[KFACLayer] = []
+    first_order: list[FirstOrder] = []
+    groups: list[list[nn.Parameter]] = []
+    early: list[nn.Parameter] = []
+    shared = _shared_parameters(model)
+    for name, module, own in _owners(model):
+        trainable = [p for p in own if p.requires_grad]
+        reason = _reason_against(name, module, config)
+        if reason is None and any(id(p) in shared for p in own):
+            reason = "its weight is tied to another module's"
+        if reason is None:
+            layers.append(_make(name, module))
+            groups.append(trainable)
+            continue
+        if trainable:
+            first_order.append(FirstOrder(name, sum(p.numel() for p in trainable), reason))
+        (groups[-1] if groups else early).extend(trainable)
+    if groups:
+        groups[0].extend(early)
+    elif early:
+        groups.append(early)
+    return layers, first_order, groups
+
+
+def _shared_parameters(model: nn.Module) -> set[int]:
+    """Ids of parameters that several modules hold."""
+    holders: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+    return {key for key, count in holders.items() if count > 1}

@@ -1,0 +1,83 @@
+"""The queue of an iteration's all-reduces: each leaves when the Plan lets it, in the Plan's order, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor
+
+from kfac.communication import Communicator, Work
+from kfac.planning.plan import Message, MessageKind
+from kfac.recording import Recorder
+
+KIND = {"A": "FactorComm", "G": "FactorComm", "gradient": "GradComm"}
+"""The timeline's kind of each kind of message."""
+
+
+class MessageQueue:
+    """Sends messages as their items become ready.
+
+    A message that is ready waits for those before it: the order of the collectives is then the Plan's on every rank,
+    whatever order the backward pass takes its branches in.
+
+    Args:
+        communicator: what carries them.
+        recorder: records each one's flight.
+        pack: makes a message's buffer from its items (called when it leaves).
+    """
+
+    def __init__(self, communicator: Communicator, recorder: Recorder, pack: Callable[[Message], Tensor]) -> None:
+        self._communicator = communicator
+        self._recorder = recorder
+        self._pack = pack
+        self._messages: Sequence[Message] = ()
+        self._sent: list[tuple[Message, Tensor, Work]] = []
+        self.begin(())
+
+    def begin(self, messages: Sequence[Message]) -> None:
+        """Start an iteration that sends these messages."""
+        self._messages = messages
+        self._missing = [set(m.items) for m in messages]
+        self._where = {(m.kind, item): k for k, m in enumerate(messages) for item in m.items}
+        self._sent = []
+
+    @property
+    def started(self) -> bool:
+        """Whether a message has left."""
+        return bool(self._sent)
+
+    def has_left(self, kind: MessageKind, item: int) -> bool:
+        """Whether the message that carries the item has left."""
+        return self._where.get((kind, item), len(self._messages)) < len(self._sent)
+
+    def ready(self, kind: MessageKind, item: int) -> None:
+        """The item is there: send what can leave now."""
+        index = self._where.get((kind, item))
+        if index is None:
+            return
+        self._missing[index].discard(item)
+        while len(self._sent) < len(self._messages):
+            following = len(self._sent)
+            if self._missing[following] or self._messages[following].release != "ready":
+                return
+            self._send()
+
+    def _send(self) -> None:
+        number = len(self._sent)
+        message = self._messages[number]
+        buffer = self._pack(message)
+        name = f"{message.kind} message {number} ({len(message.items)} items)"
+        work = self._communicator.all_reduce(buffer, f"kfac_{KIND[message.kind]}")
+        self._recorder.flight(KIND[message.kind], name, work)
+        self._sent.append((message, buffer, work))
+
+    def flush(self) -> None:
+        """Send everything that has not left; items that never came are packed as they are."""
+        while len(self._sent) < len(self._messages):
+            self._send()
+
+    def receive(self) -> Iterator[tuple[Message, Tensor]]:
+        """The summed buffers of all messages in order, each as soon as it has arrived."""
+        for message, buffer, work in self._sent:
+            work.wait()
+            yield message, buffer

@@ -1,0 +1,439 @@
+"""The K-FAC preconditioner: state and hooks that execute a :class:`~kfac.planning.Plan` on real ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kfac.collection import StatisticsCollector
+from kfac.communication import Communicator, get_communicator
+from kfac.config import KFACConfig, at_step
+from kfac.curvature.inverses import factor_damping, kl_clip_factor, precondition
+from kfac.curvature.packing import pack, packed_elements
+from kfac.curvature.scaling import factor_scale
+from kfac.factors import FactorState
+from kfac.gradients import GradientAverager
+from kfac.inversion import FactorInversionError, invert
+from kfac.layers import KFACLayer, register_layers, unwrap
+from kfac.messages import MessageQueue
+from kfac.planning import ClusterProfile, Message, ModelProfile, Plan, ScheduleConfig
+from kfac.recording import Recorder
+
+__all__ = ["KFAC", "FactorInversionError", "NonFiniteError"]
+
+logger = logging.getLogger(__name__)
+
+Received = dict[int, tuple[Tensor, float]]
+"""Per factor its packed sum over all ranks, and the number of samples in it."""
+
+
+class NonFiniteError(RuntimeError):
+    """A factor's statistic is NaN or infinite; raised on every rank, the state is as before the step."""
+
+
+class KFAC:
+    """Preconditions gradients with Kronecker-factored curvature: ``loss.backward(); kfac.step(); optimizer.step()``.
+
+    Construction, :meth:`step`, :meth:`replan` and :meth:`state_dict` are collective. The ranks are those of
+    torch.distributed or deepspeed.comm where either is initialised, else this process is alone.
+
+    Args:
+        model: the model, may be wrapped in DistributedDataParallel.
+        config: hyper-parameters.
+        schedule: a schedule's name, its switches, or a ready Plan. It changes when things happen, never the result.
+        average_gradients: also average all gradients over the ranks, as messages of the Plan. Without it :meth:`step`
+            expects gradients that are averaged already (DistributedDataParallel, DeepSpeed).
+        model_profile, cluster_profile: what to plan from; without them a shipped profile and the layers' dimensions.
+        communicator: the ranks, if not the default ones.
+        recorder: records timelines.
+
+    Raises:
+        ValueError: if the model has no layer to precondition, or the ranks disagree on model, config or schedule.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: KFACConfig | None = None,
+        schedule: str | Mapping[str, Any] | ScheduleConfig | Plan = "spdkfac",
+        *,
+        average_gradients: bool = False,
+        model_profile: ModelProfile | None = None,
+        cluster_profile: ClusterProfile | None = None,
+        communicator: Communicator | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.config = config or KFACConfig()
+        self._communicator = communicator or get_communicator()
+        self.layers, self.first_order, groups = register_layers(unwrap(model), self.config)
+        if not groups:
+            raise ValueError("the model has no trainable parameters")
+        weight = groups[0][0]
+        self._recorder = recorder or Recorder(weight.device, self._communicator.rank)
+        self._schedule = schedule
+        names = [layer.name for layer in self.layers] or ["parameters"]
+        self._groups = dict(zip(names, groups, strict=True))
+        self._dtype = max((torch.float32, *(layer.weight.dtype for layer in self.layers)), key=lambda d: d.itemsize)
+        self._agree()
+        self.plan = self._make_plan(model_profile, cluster_profile)
+        if self.plan.schedule.curvature and not self.layers:
+            raise ValueError("K-FAC finds no layer to precondition:\n" + self.summary())
+        self.steps = 0
+        self.skipped_steps = 0
+        self._warned: set[str] = set()
+        self._collector: StatisticsCollector | None = None
+        self._averager: GradientAverager | None = None
+        self._average_gradients = average_gradients and self._communicator.world_size > 1
+        self._factors: dict[tuple[str, str], FactorState] = {}
+        self._queue = MessageQueue(self._communicator, self._recorder, self._pack)
+        self._attach()
+
+    # ------------------------------------------------------------------ set-up
+
+    def _agree(self) -> None:
+        """Every rank must have been given the same model and options, or collectives would not match."""
+        layers = [(layer.name, layer.a_dim, layer.g_dim) for layer in self.layers]
+        sizes = [sum(p.numel() for p in group) for group in self._groups.values()]
+        mine = {"layers": layers, "parameters": sizes, "config": self.config.to_dict(), "schedule": str(self._schedule)}
+        everyone = self._communicator.all_gather_object(mine)
+        for rank, other in enumerate(everyone):
+            for key, value in everyone[0].items():
+                if other[key] != value:
+                    raise ValueError(
+                        f"rank {rank} was given another {key} than rank 0: KFAC needs the same model and options "
+                        f"everywhere ({other[key]} against {value})"
+                    )
+
+    def _make_plan(self, model: ModelProfile | None, cluster: ClusterProfile | None) -> Plan:
+        """Rank 0's plan, on every rank."""
+        from kfac.planning.shipped_profiles import estimate_model_profile, load_shipped_cluster
+        from kfac.schedules import make_plan
+
+        world_size = self._communicator.world_size
+        plan: Plan | Exception | None = None
+        if self._communicator.rank == 0:
+            try:
+                if isinstance(self._schedule, Plan):
+                    plan = self._schedule
+                else:
+                    model = model or estimate_model_profile("model", self._layer_sizes())
+                    cluster = cluster or load_shipped_cluster()
+                    plan = make_plan(self._schedule, model, cluster, world_size)
+            except Exception as error:  # every rank raises it, so that none waits for rank 0
+                plan = error
+        plan = self._communicator.broadcast_object(plan)
+        if isinstance(plan, Exception):
+            raise plan
+        assert plan is not None
+        self._check_plan(plan)
+        return plan
+
+    def _layer_sizes(self) -> list[tuple[str, int, int, int]]:
+        dims = {layer.name: (layer.a_dim, layer.g_dim) for layer in self.layers}
+        return [(n, *dims.get(n, (0, 0)), sum(p.numel() for p in group)) for n, group in self._groups.items()]
+
+    def _check_plan(self, plan: Plan) -> None:
+        if plan.world_size != self._communicator.world_size:
+            raise ValueError(f"the plan is for {plan.world_size} rank(s), there are {self._communicator.world_size}")
+        expected = {(name, side, dim) for name, a, g, _ in self._layer_sizes() for side, dim in (("A", a), ("G", g))}
+        planned = {(f.layer, f.side, f.dim) for f in plan.factors}
+        wrong = (planned - expected) or (expected - planned if plan.schedule.curvature and self.layers else set())
+        if wrong or set(plan.layers) != set(self._groups):
+            detail = ", ".join(f"{side} of {name} ({dim})" for name, side, dim in sorted(wrong)[:3])
+            raise ValueError(f"the plan or profile is of another model: {detail or 'its layers are named differently'}")
+
+    def _attach(self) -> None:
+        """Hook the model for the present plan, keeping the factors' state."""
+        by_name = {layer.name: layer for layer in self.layers}
+        self._ordered: list[KFACLayer] = [by_name[name] for name in self.plan.layers if name in by_name]
+        if self.plan.schedule.curvature:
+            factors = {(f.layer, f.side): FactorState(f.dim) for f in self.plan.factors}
+            self._factors = {key: self._factors.get(key, fresh) for key, fresh in factors.items()}
+            self._collector = StatisticsCollector(
+                self._ordered,
+                scaling=self.config.scaling,
+                dtype=self._dtype,
+                accumulation_steps=self.config.accumulation_steps,
+                recorder=self._recorder,
+                on_ready=lambda side, index: self._queue.ready(side, 2 * index + (side == "G")),
+            )
+        if self._average_gradients:
+            self._averager = GradientAverager(
+                [self._groups[name] for name in self.plan.layers],
+                self.config.accumulation_steps,
+                lambda index: self._queue.ready("gradient", index),
+            )
+        self._states = [self._factors[f.layer, f.side] for f in self.plan.factors] if self._factors else []
+        self._begin()
+
+    def _begin(self) -> None:
+        collecting = self.steps % at_step(self.config.factor_interval, self.steps) == 0
+        if self._collector:
+            self._collector.begin(collecting)
+        if self._averager:
+            self._averager.begin()
+        wanted = {"gradient"} if self._averager else set()
+        wanted |= {"A", "G"} if self._collector and collecting else set()
+        self._queue.begin([m for m in self.plan.messages if m.kind in wanted])
+        self._local_sums: list[tuple[tuple[int, ...], Tensor]] = []
+
+    def close(self) -> None:
+        """Remove every hook; the model is as it was."""
+        for part in (self._collector, self._averager):
+            if part:
+                part.close()
+        self._collector = self._averager = None
+        self._queue.begin(())
+
+    def replan(
+        self,
+        model_profile: ModelProfile | None,
+        cluster_profile: ClusterProfile | None,
+        schedule: str | Mapping[str, Any] | ScheduleConfig | Plan | None = None,
+    ) -> Plan:
+        """Plan anew, from rank 0's profiles (those of other ranks are ignored); collective, between two steps.
+
+        Returns:
+            the new plan. Factors, inverses and the step count stay.
+
+        Raises:
+            RuntimeError: within a step.
+            ValueError: if the profile is of another model.
+        """
+        self._require_boundary("replan")
+        self._schedule = schedule if schedule is not None else self._schedule
+        if isinstance(self._schedule, Plan) and schedule is None:
+            self._schedule = self._schedule.schedule
+        self.plan = self._make_plan(model_profile, cluster_profile)
+        self.close()
+        self._attach()
+        return self.plan
+
+    def _require_boundary(self, what: str) -> None:
+        if self._queue.started:
+            raise RuntimeError(
+                f"{what}() in the middle of a step: call it after step() and before the next forward pass"
+            )
+
+    # ------------------------------------------------------------------ one step
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Finish the iteration's communication and precondition the gradients in place; collective.
+
+        Raises:
+            NonFiniteError: on every rank, if a statistic is NaN or infinite and ``nonfinite`` is ``raise``.
+            FactorInversionError: on every rank, if a damped factor cannot be inverted.
+        """
+        try:
+            self._queue.flush()
+            received = self._receive()
+            if self._collector and self._update(received):
+                if self.steps % at_step(self.config.inverse_interval, self.steps) == 0:
+                    invert(self._states, self._dampings(), self.plan, self._communicator, self._recorder)
+                with self._recorder.span("Precondition", "precondition"):
+                    self._precondition()
+            self.steps += 1
+        finally:
+            self._begin()
+
+    def _pack(self, message: Message) -> Tensor:
+        if message.kind == "gradient":
+            assert self._averager is not None
+            return self._averager.pack(message.items)
+        with self._recorder.span("FactorComp", f"pack {message.kind}"):
+            return self._pack_factors(message)
+
+    def _pack_factors(self, message: Message) -> Tensor:
+        """The packed sums of the message's factors, then their numbers of samples."""
+        assert self._collector is not None
+        device = self._ordered[0].weight.device
+        sizes = [packed_elements(self.plan.factors[i].dim) for i in message.items]
+        buffer = torch.empty(sum(sizes) + len(sizes), dtype=self._dtype, device=device)
+        counts = []
+        *parts, _ = buffer.split([*sizes, len(sizes)])
+        for i, part in zip(message.items, parts, strict=True):
+            total, samples = self._collector.take(self.plan.factors[i].side, i // 2)
+            counts.append(samples)
+            if total is None:
+                part.zero_()
+            else:
+                pack(total, part)
+        self._local_sums.append((message.items, buffer[: sum(sizes)].sum()))
+        buffer[sum(sizes) :] = torch.tensor(counts, dtype=self._dtype)
+        return buffer
+
+    def _receive(self) -> Received:
+        """Wait for all messages: gradients are averaged in place, factors' sums returned."""
+        received: Received = {}
+        pending: list[tuple[Message, Tensor]] = []
+        for message, buffer in self._queue.receive():
+            if message.kind == "gradient":
+                assert self._averager is not None
+                self._averager.unpack(message.items, buffer, self._communicator.world_size)
+            else:
+                pending.append((message, buffer))
+        if not pending:
+            return received
+        counts = torch.cat([buffer[-len(m.items) :] for m, buffer in pending]).tolist()
+        for message, buffer in pending:
+            sizes = [self.plan.factors[i].elements for i in message.items]
+            *parts, _ = buffer.split([*sizes, len(sizes)])
+            for i, part in zip(message.items, parts, strict=True):
+                received[i] = (part, counts.pop(0))
+        return received
+
+    def _update(self, received: Received) -> bool:
+        """Update the running averages; False if the step is skipped because a statistic is not finite."""
+        if not received:
+            return True
+        sums = torch.stack([part.sum() for part, _ in received.values()])
+        if not bool(torch.isfinite(sums).all()):
+            self._refuse(received)
+            return False
+        decay = at_step(self.config.factor_decay, self.steps)
+        with self._recorder.span("FactorComp", "running averages"):
+            for i, (total, samples) in received.items():
+                if samples == 0:
+                    self._warn_unused(self.plan.factors[i].layer)
+                    continue
+                scale = factor_scale(
+                    self.config.scaling, self.plan.factors[i].side, samples, self._communicator.world_size
+                )
+                self._states[i].update(total, scale, decay, self.config.average_from == "identity")
+        return True
+
+    def _refuse(self, received: Received) -> None:
+        """Skip or end the step on all ranks together, naming factors and the ranks that their statistics came from."""
+        bad = {i for i, (part, _) in received.items() if not bool(torch.isfinite(part).all())}
+        guilty = any(not bool(torch.isfinite(total)) for items, total in self._local_sums if bad.intersection(items))
+        ranks = [rank for rank, flag in enumerate(self._communicator.all_gather_object(guilty)) if flag]
+        names = [f"{self.plan.factors[i].side} of {self.plan.factors[i].layer}" for i in sorted(bad)]
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        where = f"rank(s) {', '.join(map(str, ranks))}" if ranks else "the sum over the ranks (overflow)"
+        text = f"step {self.steps}: the statistics of {shown} are not finite on {where}"
+        if self.config.nonfinite == "raise":
+            raise NonFiniteError(text)
+        self.skipped_steps += 1
+        logger.warning("%s; the step is skipped", text)
+        for group in self._groups.values():
+            for parameter in group:
+                parameter.grad = None
+
+    def _warn_unused(self, name: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning(
+                "layer %r was not used in a step (its forward is bypassed or it is conditional): without statistics "
+                "its gradient stays as it is",
+                name,
+            )
+
+    def _dampings(self) -> list[float | None]:
+        """Per factor what is added to its diagonal; None for factors without statistics."""
+        damping = at_step(self.config.damping, self.steps)
+        known = [s.average is not None for s in self._states]
+        traces = [
+            s.trace() if ok else torch.zeros((), dtype=self._dtype) for s, ok in zip(self._states, known, strict=True)
+        ]
+        device = self._ordered[0].weight.device
+        values = torch.stack([t.to(device) for t in traces]).tolist()
+        result: list[float | None] = []
+        for k in range(0, len(values), 2):
+            a, g = self._states[k], self._states[k + 1]
+            pair = factor_damping(self.config.damping_method, damping, values[k], a.dim, values[k + 1], g.dim)
+            result += pair if known[k] and known[k + 1] else (None, None)
+        return result
+
+    def _precondition(self) -> None:
+        preconditioned: list[tuple[KFACLayer, Tensor]] = []
+        products: list[Tensor] = []
+        for layer in self._ordered:
+            a, g = self._factors[layer.name, "A"].inverse, self._factors[layer.name, "G"].inverse
+            gradient = layer.gradient_matrix()
+            if a is None or g is None or gradient is None:
+                continue
+            gradient = gradient.to(self._dtype)
+            result = precondition(gradient, a, g)
+            products.append((result * gradient).sum())
+            preconditioned.append((layer, result))
+        kl_clip = self.config.kl_clip
+        if preconditioned and kl_clip is not None:
+            lr = at_step(self.config.lr, self.steps)
+            factor = kl_clip_factor(at_step(kl_clip, self.steps), lr, torch.stack(products).sum())
+            for _, result in preconditioned:
+                result.mul_(factor)
+        for layer, result in preconditioned:
+            layer.set_gradient(result)
+
+    # ------------------------------------------------------------------ state
+
+    def factor(self, layer: str, side: str) -> Tensor:
+        """The factor ``[d, d]`` of a layer's side ``A`` or ``G`` as inverses use it, without damping; a copy.
+
+        Raises:
+            KeyError: if there is no such layer, or no statistic yet.
+        """
+        state = self._factors[layer, side]
+        if state.average is None:
+            raise KeyError(f"{side} of {layer!r} has no statistics yet")
+        return state.matrix()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a bitwise continuation needs, also inside an inverse interval; the same on every rank.
+
+        Raises:
+            RuntimeError: within a step.
+        """
+        self._require_boundary("state_dict")
+        factors = {f"{name}/{side}": state.state_dict() for (name, side), state in self._factors.items()}
+        return {
+            "version": 1,
+            "steps": self.steps,
+            "skipped_steps": self.skipped_steps,
+            "plan": self.plan.to_dict(),
+            "config": self.config.to_dict(),
+            "factors": factors,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; on another number of ranks this preconditioner's own plan is kept.
+
+        Raises:
+            ValueError: if the state is of another model.
+        """
+        self._require_boundary("load_state_dict")
+        plan = Plan.from_dict(state["plan"])
+        dims = {key: saved["dim"] for key, saved in state["factors"].items()}
+        mine = {f"{name}/{side}": factor.dim for (name, side), factor in self._factors.items()}
+        if dims != mine:
+            different = sorted(set(dims.items()) ^ set(mine.items()))
+            raise ValueError(f"the state is of another model or schedule: {different[:4]} differ")
+        like = next(iter(self._groups.values()))[0].detach().to(self._dtype)
+        for (name, side), factor in self._factors.items():
+            factor.load_state_dict(state["factors"][f"{name}/{side}"], like)
+        self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
+        if plan.world_size == self._communicator.world_size and plan != self.plan:
+            self._check_plan(plan)
+            self.close()
+            self.plan = plan
+            self._attach()
+        self._begin()
+
+    def summary(self) -> str:
+        """The layers that are preconditioned, and the parameters that keep their plain gradient with the reasons."""
+        covered = sum(p.numel() for layer in self.layers for p in layer.parameters)
+        rest = sum(item.parameters for item in self.first_order)
+        share = covered / max(1, covered + rest)
+        lines = [f"{len(self.layers)} layers preconditioned, {share:.1%} of {covered + rest:,} trainable parameters"]
+        reasons: dict[str, list[str]] = {}
+        for item in self.first_order:
+            reasons.setdefault(item.reason, []).append(item.name or "(the model itself)")
+        for reason, names in reasons.items():
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            lines.append(f"  plain gradient: {shown}: {reason}")
+        return "\n".join(lines)

@@ -1,0 +1,157 @@
+"""Recording one iteration's timeline without changing it: clocks are read, nothing is waited for before its end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kfac.communication import Work
+from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE, Span, Timeline
+
+
+class _HostClock:
+    """Moments of work on the CPU: the wall clock."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def when_done(self, work: Work, moment: list[float]) -> None:
+        work.on_done(lambda: moment.append(time.perf_counter()))
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_s(self, start: float, moment: float) -> float:
+        return moment - start
+
+
+class _CudaClock:
+    """Moments of work on a GPU: events on the stream that does it; the host is never blocked before the end."""
+
+    def __init__(self) -> None:
+        self._probe = torch.cuda.Stream()
+
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def when_done(self, work: Work, moment: list[Any]) -> None:
+        # wait() makes the current stream wait for the collective: on a stream of its own that delays nothing.
+        with torch.cuda.stream(self._probe):
+            work.wait()
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(self._probe)
+        moment.append(event)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def elapsed_s(self, start: torch.cuda.Event, moment: torch.cuda.Event) -> float:
+        return float(start.elapsed_time(moment)) / 1e3
+
+
+@dataclass
+class _Open:
+    kind: str
+    name: str
+    since: Any
+
+
+@dataclass
+class _Flight:
+    kind: str
+    name: str
+    issued: Any
+    done: list[Any] = field(default_factory=list)
+
+
+class Recorder:
+    """Records spans between :meth:`start` and :meth:`stop`; outside of that everything is a no-op.
+
+    Args:
+        device: the device whose work is recorded.
+        rank: this process.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", rank: int = 0) -> None:
+        self.rank = rank
+        self._clock: Any = _CudaClock() if torch.device(device).type == "cuda" else _HostClock()
+        self._lock = threading.Lock()
+        self.active = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._stack: list[_Open] = []
+        self._spans: list[tuple[str, str, Any, Any]] = []
+        self._flights: list[_Flight] = []
+
+    def start(self) -> None:
+        """Begin an iteration."""
+        self._reset()
+        self.active = True
+        self._origin = self._clock.now()
+
+    @contextmanager
+    def span(self, kind: str, name: str) -> Iterator[None]:
+        """Record the enclosed work on the compute lane; a span inside another one cuts it in two."""
+        if not self.active:
+            yield
+            return
+        self._cut()
+        self._stack.append(_Open(kind, name, self._clock.now()))
+        try:
+            yield
+        finally:
+            if self.active:
+                self._cut()
+                self._stack.pop()
+                if self._stack:
+                    self._stack[-1].since = self._clock.now()
+
+    def _cut(self) -> None:
+        if self._stack:
+            top = self._stack[-1]
+            self._spans.append((top.kind, top.name, top.since, self._clock.now()))
+
+    def flight(self, kind: str, name: str, work: Work) -> None:
+        """Record a collective from now until it is done, on the communication lane."""
+        if not self.active:
+            return
+        flight = _Flight(kind, name, self._clock.now())
+        self._flights.append(flight)
+        self._clock.when_done(work, flight.done)
+
+    def stop(self) -> Timeline:
+        """End the iteration and return its timeline (seconds from :meth:`start`)."""
+        end = self._clock.now()
+        self.active = False
+        self._clock.synchronize()
+        elapsed = self._clock.elapsed_s
+        spans = [
+            Span(self.rank, COMPUTE_LANE, kind, name, elapsed(self._origin, a), elapsed(self._origin, b))
+            for kind, name, a, b in self._spans
+        ]
+        total_s = elapsed(self._origin, end)
+        spans += self._communication_spans(total_s)
+        return Timeline(tuple(spans), total_s=total_s)
+
+    def _communication_spans(self, total_s: float) -> list[Span]:
+        """Collectives in order of their end; each occupies the channel from when it could start."""
+        ended = []
+        for flight in self._flights:
+            issued_s = self._clock.elapsed_s(self._origin, flight.issued)
+            done_s = self._clock.elapsed_s(self._origin, flight.done[0]) if flight.done else total_s
+            ended.append((min(done_s, total_s), issued_s, flight))
+        spans, free_s = [], 0.0
+        for done_s, issued_s, flight in sorted(ended, key=lambda item: (item[0], item[1])):
+            start_s = min(max(issued_s, free_s), done_s)
+            spans.append(Span(self.rank, COMMUNICATION_LANE, flight.kind, flight.name, start_s, done_s))
+            free_s = max(free_s, done_s)
+        return spans
