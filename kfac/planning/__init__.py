@@ -4,6 +4,8 @@ Nothing in this package imports torch or communicates; every function is pure ar
 """
 
 from kfac.planning.costs import Cost, ExponentialCost, LinearCost, PolynomialCost, TableCost
+from kfac.planning.fusion import fusion_finish_s, plan_fusion
+from kfac.planning.placement import Placement, placement_finish_s, placement_lower_bound_s, plan_placement
 from kfac.planning.plan import FactorSpec, Message, Plan
 from kfac.planning.profiles import ClusterProfile, LayerProfile, ModelProfile
 from kfac.planning.schedule_config import ScheduleConfig
@@ -17,8 +19,14 @@ __all__ = [
     "LinearCost",
     "Message",
     "ModelProfile",
+    "Placement",
     "Plan",
     "PolynomialCost",
     "ScheduleConfig",
     "TableCost",
+    "fusion_finish_s",
+    "placement_finish_s",
+    "placement_lower_bound_s",
+    "plan_fusion",
+    "plan_placement",
 ]

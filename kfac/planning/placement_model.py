@@ -1,0 +1,174 @@
+"""What an inverse placement is, and when it finishes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from kfac.planning.profiles import ClusterProfile
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which rank inverts which factor, and in which order.
+
+    Args:
+        owner: per factor the rank that inverts it and broadcasts the inverse, or None: every rank inverts it.
+        order: per rank the factors it inverts (its own and those of every rank), in its order.
+
+    Raises:
+        ValueError: if an order is not a permutation of what its rank has to invert, or an owner is no rank.
+    """
+
+    owner: tuple[int | None, ...]
+    order: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.order:
+            raise ValueError("a placement needs at least one rank")
+        if any(rank is not None and not 0 <= rank < self.world_size for rank in self.owner):
+            raise ValueError(f"an inverse owner is not a rank below {self.world_size}")
+        checked: set[int] = set()  # ranks that do the same share one tuple, so that large worlds stay cheap
+        for rank, order in enumerate(self.order):
+            if rank not in self.owned and id(order) in checked:
+                continue
+            if sorted(order) != sorted([*self.everywhere, *self.owned.get(rank, ())]):
+                raise ValueError(f"rank {rank} must invert its own factors and those of every rank, each once")
+            checked.add(id(order))
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.order)
+
+    @cached_property
+    def everywhere(self) -> tuple[int, ...]:
+        """Factors that every rank inverts."""
+        return tuple(i for i, rank in enumerate(self.owner) if rank is None)
+
+    @cached_property
+    def owned(self) -> Mapping[int, tuple[int, ...]]:
+        """Factors of each rank that owns any."""
+        result: dict[int, list[int]] = {}
+        for i, rank in enumerate(self.owner):
+            if rank is not None:
+                result.setdefault(rank, []).append(i)
+        return {rank: tuple(factors) for rank, factors in result.items()}
+
+    @classmethod
+    def from_sequence(cls, owner: Sequence[int | None], sequence: Sequence[int], world_size: int) -> Placement:
+        """The placement in which every rank follows one sequence of all factors and skips what is not its own."""
+        everywhere = tuple(i for i in sequence if owner[i] is None)
+        ranks = {rank for rank in owner if rank is not None}
+        return cls(
+            tuple(owner),
+            tuple(
+                tuple(i for i in sequence if owner[i] in (None, rank)) if rank in ranks else everywhere
+                for rank in range(world_size)
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class InverseCosts:
+    """Seconds to invert and to broadcast each factor: ``d (d + 1) / 2`` elements of the packed triangle travel."""
+
+    invert_s: tuple[float, ...]
+    broadcast_s: tuple[float, ...]
+
+    @classmethod
+    def of(cls, dims: Sequence[int], cluster: ClusterProfile) -> InverseCosts:
+        """The costs of factors of these dimensions.
+
+        Raises:
+            ValueError: for a dimension below 1.
+        """
+        if any(d < 1 for d in dims):
+            raise ValueError("dims must be at least 1")
+        invert = {d: float(cluster.inverse(d)) for d in set(dims)}
+        broadcast = {d: float(cluster.broadcast(d * (d + 1) // 2)) for d in set(dims)}
+        return cls(tuple(invert[d] for d in dims), tuple(broadcast[d] for d in dims))
+
+
+def placement_finish_s(placement: Placement, dims: Sequence[int], cluster: ClusterProfile) -> float:
+    """Seconds until every rank has every inverse.
+
+    All factors are there at 0. One channel carries one broadcast at a time; the inverse that is finished first is sent
+    first (which is the best order for one channel).
+
+    Raises:
+        ValueError: if the placement is for another number of factors.
+    """
+    costs = _costs(placement, dims, cluster)
+    return max(channel_finish_s(placement, costs), compute_finish_s(placement, costs))
+
+
+def inverse_sequence(placement: Placement, dims: Sequence[int], cluster: ClusterProfile) -> tuple[int, ...]:
+    """One sequence of all factors that keeps every rank's order and broadcasts, as far as that allows, in the order in
+    which inverses finish.
+
+    All ranks must take part in all broadcasts in the same order, so they walk one sequence. The factors that every
+    rank inverts cut it into slots; within a slot the first finished comes first.
+
+    Raises:
+        ValueError: if two ranks order the factors that every rank inverts differently.
+    """
+    costs = _costs(placement, dims, cluster)
+    everywhere = set(placement.everywhere)
+    common = tuple(i for i in placement.order[0] if i in everywhere)
+    slots: list[list[tuple[float, int]]] = [[] for _ in range(len(common) + 1)]
+    for rank in placement.owned:
+        order = placement.order[rank]
+        if tuple(i for i in order if i in everywhere) != common:
+            raise ValueError("the ranks order the factors that all of them invert differently")
+        now, slot = 0.0, 0
+        for i in order:
+            now += costs.invert_s[i]
+            if i in everywhere:
+                slot += 1
+            else:
+                slots[slot].append((now, i))
+    position = {i: k for rank in placement.owned for k, i in enumerate(placement.order[rank])}
+    sequence: list[int] = []
+    for slot, factors in enumerate(slots):
+        # Inverses that cost nothing finish together: their rank's order decides.
+        sequence += [i for _, i in sorted(factors, key=lambda f: (f[0], position[f[1]], f[1]))]
+        sequence += common[slot : slot + 1]
+    return tuple(sequence)
+
+
+def channel_finish_s(placement: Placement, costs: InverseCosts) -> float:
+    """When the last broadcast has arrived (0 without any)."""
+    finished = []
+    for rank in placement.owned:
+        now = 0.0
+        for i in placement.order[rank]:
+            now += costs.invert_s[i]
+            if placement.owner[i] is not None:
+                finished.append((now, i))
+    end = 0.0
+    for finish, i in sorted(finished):
+        end = max(end, finish) + costs.broadcast_s[i]
+    return end
+
+
+def compute_finish_s(placement: Placement, costs: InverseCosts) -> float:
+    """When the last rank has inverted everything it inverts."""
+    # A rank without factors of its own inverts the common ones only, as every other rank does besides its own.
+    orders = [placement.order[rank] for rank in placement.owned] or [placement.everywhere]
+    return max(sum_in_order(costs.invert_s, order) for order in orders)
+
+
+def sum_in_order(seconds: Sequence[float], order: Sequence[int]) -> float:
+    """The sum in this order, rounded as a clock that advances step by step rounds it."""
+    total = 0.0
+    for i in order:
+        total += seconds[i]
+    return total
+
+
+def _costs(placement: Placement, dims: Sequence[int], cluster: ClusterProfile) -> InverseCosts:
+    if len(dims) != len(placement.owner):
+        raise ValueError(f"the placement is for {len(placement.owner)} factors, dims has {len(dims)}")
+    return InverseCosts.of(dims, cluster)

@@ -1,0 +1,6 @@
+"""Simulation: the timeline of a Plan on cost models, for any number of ranks."""
+
+from kfac.simulation.events import Task, run_tasks
+from kfac.simulation.iteration import simulate
+
+__all__ = ["Task", "run_tasks", "simulate"]

@@ -1,0 +1,190 @@
+"""One iteration of a Plan as a task graph, executed on cost models.
+
+The graph is what the engine does: statistics in the forward and backward hooks whatever the pipelining, all-reduces in
+the plan's order on one channel, then in ``step`` the inversions and broadcasts, and preconditioning on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kfac.planning.plan import Message, Plan
+from kfac.planning.profiles import ClusterProfile, ModelProfile
+from kfac.simulation.events import Task, run_tasks
+from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE, Span, Timeline
+
+_CHANNEL = "channel"
+_EVERY_RANK = -1
+"""In place of a rank: all ranks do this at the same time."""
+
+
+def simulate(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> Timeline:
+    """The timeline of one iteration in which all curvature work is due.
+
+    Collectives start when every rank has reached them, the one before has left the channel, and what they carry is
+    there. Ranks that own no factor do the same: the lowest of them stands for all. The optimizer's update is no span;
+    it is part of :attr:`Timeline.total_s`.
+
+    Args:
+        plan: what every rank does.
+        model: seconds of the layers' work.
+        cluster: seconds of collectives and inversions; its world size gives way to the plan's.
+
+    Raises:
+        ValueError: if the plan is for other layers.
+    """
+    _check(plan, model)
+    graph = _Graph(plan, model, cluster.at(plan.world_size))
+    graph.build()
+    times = run_tasks(graph.tasks, graph.resources)
+    spans = []
+    for (start, end), label in zip(times, graph.labels, strict=True):
+        if label is not None:
+            for rank in graph.lanes if label.rank == _EVERY_RANK else (label.rank,):
+                spans.append(Span(rank, label.lane, label.kind, label.name, start, end))
+    finish = max((end for _, end in times), default=0.0)
+    return Timeline(tuple(spans), graph.lanes, finish + model.update_s, "simulated")
+
+
+def lane_counts(plan: Plan) -> dict[int, int]:
+    """Ranks that need lanes of their own, and how many ranks each stands for."""
+    owners = sorted({rank for rank in plan.inverse_owner if rank is not None})
+    lanes = dict.fromkeys(owners, 1)
+    if len(owners) < plan.world_size:
+        lowest = next(rank for rank in range(plan.world_size) if rank not in lanes)
+        lanes[lowest] = plan.world_size - len(owners)
+    return dict(sorted(lanes.items()))
+
+
+@dataclass(frozen=True)
+class _Label:
+    rank: int
+    lane: str
+    kind: str
+    name: str
+
+
+@dataclass
+class _Graph:
+    plan: Plan
+    model: ModelProfile
+    cluster: ClusterProfile
+    tasks: list[Task] = field(default_factory=list)
+    labels: list[_Label | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lanes = lane_counts(self.plan)
+        # Up to the inversions all ranks do the same at the same time: one lane serves for all of them.
+        self.resources = {_CHANNEL, *((COMPUTE_LANE, rank) for rank in (_EVERY_RANK, *self.lanes))}
+        self.factor_index = {(f.layer, f.side): i for i, f in enumerate(self.plan.factors)}
+
+    def build(self) -> None:
+        factor_ready, gradient_ready, backward_end = self._passes()
+        arrived = self._messages(factor_ready, gradient_ready, backward_end)
+        step = self._add(None, 0.0, after=(backward_end, *arrived))
+        if self.plan.schedule.curvature:
+            self._precondition(self._inverses(step))
+
+    def _passes(self) -> tuple[dict[int, int], list[int], int]:
+        """Forward and backward; the tasks after which each factor and each layer's gradients are ready, and the end."""
+        factors: dict[int, int] = {}
+        gradients = [0] * len(self.model.layers)
+        for layer in self.model.layers:
+            self._compute("FF", layer.name, layer.forward_s)
+            if (layer.name, "A") in self.factor_index:
+                ready = self._compute("FactorComp", f"A {layer.name}", layer.a_statistics_s)
+                factors[self.factor_index[layer.name, "A"]] = ready
+        last = self._compute("BP", "loss", self.model.loss_s)
+        for position, layer in reversed(list(enumerate(self.model.layers))):
+            if (layer.name, "G") in self.factor_index:
+                ready = self._compute("FactorComp", f"G {layer.name}", layer.g_statistics_s)
+                factors[self.factor_index[layer.name, "G"]] = ready
+            last = gradients[position] = self._compute("BP", layer.name, layer.backward_s)
+        return factors, gradients, last
+
+    def _messages(self, factors: dict[int, int], gradients: list[int], backward_end: int) -> list[int]:
+        if self.plan.world_size == 1:
+            return []
+        sent = []
+        for message in self.plan.messages:
+            source = gradients if message.kind == "gradient" else factors
+            after = tuple(source[i] for i in message.items) if message.release == "ready" else (backward_end,)
+            kind = "GradComm" if message.kind == "gradient" else "FactorComm"
+            cost = self.cluster.all_reduce(message.elements)
+            sent.append(self._communicate(kind, self._message_name(message), cost, after))
+        return sent
+
+    def _inverses(self, step: int) -> list[int]:
+        """Inversions and broadcasts; the tasks after which preconditioning may begin on every rank.
+
+        Every rank walks the whole sequence, so it reaches a broadcast after everything that it inverts before it.
+        """
+        reached: dict[int, int] = {}  # per rank its last inversion since the last broadcast
+        at_end: list[int] = []
+        broadcasts: list[tuple[int, str]] = []
+        for i in self.plan.inverse_sequence:
+            factor, owner = self.plan.factors[i], self.plan.inverse_owner[i]
+            name = f"{factor.side} {factor.layer}"
+            for rank in self.lanes if owner is None else (owner,):
+                reached[rank] = self._compute("InverseComp", name, self.cluster.inverse(factor.dim), rank, (step,))
+            if owner is not None and self.plan.world_size > 1:
+                if self.plan.schedule.inverse_broadcast == "as_ready":
+                    at_end.append(self._broadcast(factor.elements, name, tuple(reached.values())))
+                    reached.clear()
+                else:
+                    broadcasts.append((factor.elements, name))
+        for elements, name in broadcasts:
+            at_end.append(self._broadcast(elements, name, tuple(reached.values())))
+        return [step, *at_end]
+
+    def _precondition(self, after: list[int]) -> None:
+        for rank in self.lanes:
+            waits = tuple(after)
+            for layer in self.model.layers:
+                if (layer.name, "A") in self.factor_index:
+                    self._compute("Precondition", layer.name, layer.precondition_s, rank, waits)
+                    waits = ()  # the lane's own order carries the rest
+
+    def _message_name(self, message: Message) -> str:
+        if message.kind == "gradient":
+            names = [self.plan.layers[i] for i in message.items]
+        else:
+            names = [self.plan.factors[i].layer for i in message.items]
+        return f"{message.kind} {names[0]}" + (f" … {names[-1]}" if len(names) > 1 else "")
+
+    def _broadcast(self, elements: int, name: str, after: tuple[int, ...]) -> int:
+        return self._communicate("InverseComm", name, self.cluster.broadcast(elements), after)
+
+    def _communicate(self, kind: str, name: str, duration_s: float, after: tuple[int, ...]) -> int:
+        label = _Label(_EVERY_RANK, COMMUNICATION_LANE, kind, name)
+        return self._add(label, duration_s, (_CHANNEL,), after)
+
+    def _compute(
+        self, kind: str, name: str, duration_s: float, rank: int = _EVERY_RANK, after: tuple[int, ...] = ()
+    ) -> int:
+        return self._add(_Label(rank, COMPUTE_LANE, kind, name), duration_s, ((COMPUTE_LANE, rank),), after)
+
+    def _add(
+        self,
+        label: _Label | None,
+        duration_s: float,
+        resources: tuple[object, ...] = (),
+        after: tuple[int, ...] = (),
+    ) -> int:
+        self.tasks.append(Task(label.name if label else "step", duration_s, resources, after))
+        self.labels.append(label)
+        return len(self.tasks) - 1
+
+
+def _check(plan: Plan, model: ModelProfile) -> None:
+    names = tuple(layer.name for layer in model.layers)
+    if plan.layers != names:
+        raise ValueError(
+            f"the plan is for {len(plan.layers)} other layers than the {len(names)} of model {model.name!r}"
+        )
+    dims = {(layer.name, side): dim for layer in model.layers for side, dim in (("A", layer.a_dim), ("G", layer.g_dim))}
+    for factor in plan.factors:
+        if dims.get((factor.layer, factor.side)) != factor.dim:
+            raise ValueError(
+                f"factor {factor.side} of layer {factor.layer!r} is not {factor.dim} wide in {model.name!r}"
+            )
