@@ -1,0 +1,176 @@
+"""The commands' common part: Hydra with the shipped configurations, and mistakes reported in one line."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.settings import ConfigError
+
+CONFIG_SOURCE = "pkg://experiments.conf"
+USAGE_ERROR = 2
+FAILED = 1
+INTERRUPTED = 130
+_MISTAKES = (ConfigError, HydraException, OmegaConfBaseException)
+
+
+class RunFailedError(Exception):
+    """A run ended in an error that has been reported already."""
+
+
+def run_command(name: str, task: Callable[[DictConfig], Any], check: Callable[[dict[str, Any]], Any]) -> None:
+    """Run a command with Hydra's overrides from the command line, and end the process.
+
+    Exit codes: 0, 1 (a run failed), 2 (a mistake in the configuration, told in one line), 130 (interrupted).
+
+    Args:
+        name: the primary configuration.
+        task: runs one configuration; raises :class:`RunFailedError` for a run whose error has been reported.
+        check: builds the typed configuration from plain data, raising a :class:`ConfigError`; called for every
+            combination of a sweep before the first of them runs.
+    """
+    _CHECKS[name] = check
+    command = _Command(name, task)
+    # Makes Hydra hand its errors on to us, instead of printing and exiting itself.
+    command.verbose = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(version_base="1.3", config_path=CONFIG_SOURCE, config_name=name)(command)()
+    except _MISTAKES as error:
+        if command.verbose:
+            raise
+        _exit_with(name, error)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(FAILED if command.failures else 0)
+
+
+class _Command:
+    """The task as Hydra's launcher calls it: a failed run does not keep the rest of a local sweep from running."""
+
+    def __init__(self, name: str, task: Callable[[DictConfig], Any]) -> None:
+        self.name, self.task = name, task
+        self.verbose = False
+        self.failures = 0
+        self._pid = os.getpid()
+
+    def __call__(self, config: DictConfig) -> Any:
+        try:
+            return self.task(config)
+        except RunFailedError:
+            if os.getpid() != self._pid:  # started by a launcher elsewhere, which must see that it failed
+                raise
+            self.failures += 1
+        except ConfigError as error:
+            if os.getpid() != self._pid or self.verbose:
+                raise
+            _exit_with(self.name, error)
+
+
+def _exit_with(name: str, error: Exception) -> NoReturn:
+    print(f"error: {describe(name, error)}", file=sys.stderr)  # noqa: T201
+    sys.exit(USAGE_ERROR)
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """The resolved configuration as nested plain data, without Hydra's own part."""
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    data = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}
+
+
+_CHECKS: dict[str, Callable[[dict[str, Any]], Any]] = {}
+
+
+class CheckSweep(Callback):
+    """Checks all combinations of a sweep before the first of them runs.
+
+    Args:
+        command: the primary configuration's name.
+    """
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Exit with one line if a combination is impossible (Hydra only warns of exceptions in callbacks)."""
+        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+
+        loader = GlobalHydra.instance().config_loader()
+        overrides = OverridesParser.create(config_loader=loader).parse_overrides(list(config.hydra.overrides.task))
+        try:
+            for combination in BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]:
+                _CHECKS[self.command](plain(loader.load_sweep_config(config, list(combination))))
+        except _MISTAKES as error:
+            _exit_with(self.command, error)
+
+
+def describe(name: str, error: Exception) -> str:
+    """One line for a mistake: which key, and which choices there are."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    text = str(error)
+    if isinstance(error.__cause__, OmegaConfBaseException):
+        text += "\n" + str(error.__cause__)
+    if found := re.search(
+        r"Could not find '(.+)/([^/']*)'\s+Available options in '.*?':\s+(.*?)(?:Config search path|$)", text, re.DOTALL
+    ):
+        choices = ", ".join(found[3].split())
+        return f"{found[1]}={found[2]} is not one of: {choices}"
+    if found := re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text):
+        return _unknown_key(name, found[2])
+    if found := re.search(r"Could not override '([^'@]+)'.*No match in the defaults list", text, re.DOTALL):
+        return _unknown_key(name, found[1])
+    if found := re.search(r"Missing mandatory value: (\S+)", text):
+        return f"{found[1]} has no value"
+    return " ".join(text.split())
+
+
+def _unknown_key(name: str, key: str) -> str:
+    """Which keys there are at the level of the wrong one, and the most similar of all."""
+    group, _, _ = key.rpartition(".")
+    known = _known_config(name)
+    flat = _flat(known)
+    level: Any = known
+    for part in filter(None, group.split(".")):
+        level = level.get(part, {}) if isinstance(level, dict) else {}
+    if not isinstance(level, dict) or not level:
+        level, group = known, ""
+    same = [other for other in flat if other.split(".")[-1] == key.rsplit(".", maxsplit=1)[-1]]
+    similar = same or difflib.get_close_matches(key, flat, 1)
+    hint = f" (did you mean {similar[0]}?)" if similar else ""
+    where = f"keys of {group}" if group else "keys"
+    return f"unknown key {key}{hint}; {where}: {', '.join(level)}"
+
+
+def _known_config(name: str) -> dict[str, Any]:
+    """The configuration with the groups chosen on the command line, where they go together."""
+    choices = [argument for argument in sys.argv[1:] if re.fullmatch(r"[a-z_]+=[\w-]+", argument)]
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_module("experiments.conf", version_base="1.3"):
+        try:
+            return plain(hydra.compose(name, choices))
+        except HydraException:
+            return plain(hydra.compose(name))
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in data.items():
+        keys.append(prefix + key)
+        if isinstance(value, dict):
+            keys += _flat(value, f"{prefix}{key}.")
+    return keys

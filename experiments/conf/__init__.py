@@ -1,0 +1,1 @@
+"""Hydra configurations, shipped as package data."""

@@ -1,0 +1,231 @@
+"""What a run is: the typed, checked form of the configurations in ``conf/``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.data import count_training_images
+from experiments.groups import (
+    CheckpointSettings,
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
+    OptimizerSettings,
+    ProfilingSettings,
+    ScheduleSettings,
+    TimelineSettings,
+    TrackingSettings,
+)
+from experiments.settings import ConfigError, at_least, one_of, read
+from kfac.config import KFACConfig
+from kfac.planning import ClusterProfile, ModelProfile
+from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model, shipped_names
+
+MEASURE = "measure"
+DEFAULT = "default"
+NOT_IDENTITY = ("tracking", "checkpoint", "name", "sweep", "runs", "rerun", "progress", "site")
+"""Keys that do not make a run different: where it lies, who watches it, how often it is saved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonConfig:
+    """What training and profiling share; see ``conf/common.yaml``.
+
+    Raises:
+        ConfigError: for impossible values and missing files, naming the key.
+    """
+
+    model: ModelSettings
+    data: DataSettings
+    kfac: dict[str, Any]
+    optimizer: OptimizerSettings
+    world_size: int
+    seed: int
+    batch_size: int
+    label_smoothing: float = 0.0
+    threads: int = 1
+    device: str = "auto"
+    profiling: ProfilingSettings = field(default_factory=ProfilingSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("world_size", "batch_size", "threads"):
+            at_least(name, getattr(self, name), 1)
+        at_least("seed", self.seed, 0)
+        at_least("label_smoothing", self.label_smoothing, 0)
+        if self.label_smoothing >= 1:
+            raise ConfigError(f"label_smoothing={self.label_smoothing:g} must be below 1")
+        one_of("device", self.device, ("auto", "cpu", "cuda"))
+        steps = self.kfac_config().accumulation_steps
+        if self.batch_size % steps:
+            raise ConfigError(f"batch_size={self.batch_size} is not a multiple of kfac.accumulation_steps={steps}")
+        # Counting stops where it is certain that the data are enough: a folder of a million images is not walked.
+        needed = self.batch_size * self.world_size
+        found = count_training_images(self.data, enough=needed)
+        if found < needed:
+            raise ConfigError(
+                f"batch_size={self.batch_size} on world_size={self.world_size} needs {needed} images per iteration, "
+                f"but data={self.data.name} has {found} for training"
+            )
+
+    def kfac_config(self, **changes: Any) -> KFACConfig:
+        """The K-FAC options; ``lr`` null means the optimizer's."""
+        options = dict(self.kfac)
+        if options.get("lr") is None:
+            options["lr"] = self.optimizer.lr
+        try:
+            return KFACConfig.from_dict({**options, **changes})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileConfig(CommonConfig):
+    """``python -m experiments.profile``; see ``conf/profile.yaml``."""
+
+    output: str = "profiles"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(CommonConfig):
+    """``python -m experiments.train``; see ``conf/train.yaml``."""
+
+    schedule: ScheduleSettings
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    epochs: int | None = 1
+    iterations: int | None = None
+    warmup: int = 3
+    cluster: str = MEASURE
+    model_profile: str | None = None
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    timeline: TimelineSettings = field(default_factory=TimelineSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    name: str | None = None
+    sweep: str = "single"
+    runs: str = "runs"
+    rerun: bool = False
+    progress: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epochs", "iterations", "progress"):
+            at_least(name, getattr(self, name), 1)
+        at_least("warmup", self.warmup, 0)
+        if self.epochs is None and self.iterations is None:
+            raise ConfigError("epochs and iterations are both null: set one of them")
+        if self.schedule.name == "kfac" and self.world_size > 1:
+            raise ConfigError(
+                f"schedule=kfac trains on one process, not on world_size={self.world_size}: "
+                "use world_size=1, or schedule=dkfac, mpdkfac, spdkfac or auto"
+            )
+        if not self.sweep or Path(self.sweep).name != self.sweep:
+            raise ConfigError(f"sweep={self.sweep!r} is not the name of a folder")
+        self.profiles()
+
+    def profiles(self) -> tuple[ModelProfile | None, ClusterProfile | None]:
+        """The profiles that were given by file or name; None where they are measured or left to the default."""
+        cluster = None if self.cluster in (MEASURE, DEFAULT) else load_cluster(self.cluster, (MEASURE, DEFAULT))
+        model = None if self.model_profile is None else load_model(self.model_profile)
+        return model, cluster and cluster.at(self.world_size)
+
+    @property
+    def measures(self) -> bool:
+        """Whether this machine is profiled before the run: asked for, and of use to the schedule."""
+        return self.cluster == MEASURE and self.world_size > 1 and self.schedule.needs_profiles
+
+    def to_dict(self) -> dict[str, Any]:
+        """The nested plain form, which :meth:`from_dict` reads back."""
+        return dict(_plain(self))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:
+        """The value of a nested plain form (Hydra's, resolved); ``site`` is ignored.
+
+        Raises:
+            ConfigError: for unknown keys, wrong types, impossible values and missing files.
+        """
+        return read(cls, {key: value for key, value in data.items() if key != "site"})
+
+    def identity(self) -> dict[str, Any]:
+        """What makes the run different from others: no paths, no tracking, no site; profiles by their content."""
+        data = {key: value for key, value in self.to_dict().items() if key not in NOT_IDENTITY}
+        data["data"] = {key: value for key, value in data["data"].items() if key not in ("path", "workers")}
+        for key in ("cluster", "model_profile"):
+            if data[key] and Path(data[key]).is_file():
+                data[key] = hashlib.sha256(Path(data[key]).read_bytes()).hexdigest()
+        return data
+
+    @property
+    def run_id(self) -> str:
+        """``MODEL-SCHEDULE-wWORLD-sSEED-`` and 8 hex digits of the identity's SHA-256."""
+        digest = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
+        return f"{self.model.name}-{self.schedule.name}-w{self.world_size}-s{self.seed}-{digest}"
+
+    @property
+    def record_path(self) -> Path:
+        """The directory of the run's record."""
+        return Path(self.runs) / self.sweep / self.run_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateConfig:
+    """``python -m experiments.simulate``; see ``conf/simulate.yaml``."""
+
+    model: ModelSettings
+    schedule: ScheduleSettings
+    cluster: str
+    model_profile: str | None
+    world_size: int | None
+    output: str
+
+    def __post_init__(self) -> None:
+        at_least("world_size", self.world_size, 1)
+        self.profiles()
+
+    def profiles(self) -> tuple[ModelProfile, ClusterProfile]:
+        """The two profiles, the cluster's at ``world_size``."""
+        cluster = load_cluster(self.cluster)
+        model = load_model(self.model_profile or self.model.name)
+        return model, cluster.at(self.world_size or cluster.world_size)
+
+
+def load_cluster(source: str, others: tuple[str, ...] = ()) -> ClusterProfile:
+    """The cluster profile of a shipped name or a JSON file; ``others`` are further choices for the message."""
+    if source in shipped_names("cluster"):
+        return load_shipped_cluster(source)
+    if not Path(source).is_file():
+        choices = ", ".join(dict.fromkeys([*others, *shipped_names("cluster")]))
+        raise ConfigError(f"cluster={source} is neither one of {choices}, nor a file of a cost profile")
+    try:
+        return ClusterProfile.load(source)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"cluster={source}: {error}") from error
+
+
+def load_model(source: str) -> ModelProfile:
+    """The model profile of a shipped name or a JSON file."""
+    if source in shipped_names("model"):
+        return load_shipped_model(source)
+    if not Path(source).is_file():
+        raise ConfigError(
+            f"model_profile={source} is no file, and no profile of that name is shipped "
+            f"({', '.join(shipped_names('model'))}); python -m experiments.profile measures one"
+        )
+    try:
+        return ModelProfile.load(source)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"model_profile={source}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ScheduleSettings):
+        return value.to_dict()
+    if hasattr(value, "__dataclass_fields__"):
+        return {key: _plain(getattr(value, key)) for key in value.__dataclass_fields__}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,216 @@
+"""Images to train on: scikit-learn's digits (bundled), CIFAR-10 and image folders (the user gives the path)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from experiments.settings import ConfigError
+from experiments.sharding import derive_seed
+
+if TYPE_CHECKING:
+    from experiments.groups import DataSettings
+
+DATA_NAMES = ("digits", "cifar10", "imagefolder", "imagenet")
+DIGITS_TRAIN, DIGITS_TEST = 1437, 360
+CIFAR10_TRAIN = 50_000
+CIFAR10_FOLDER = "cifar-10-batches-py"
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp")
+
+Batch = tuple[Tensor, Tensor]
+"""Images ``[batch, 3, size, size]``, normalised, and labels ``[batch]``."""
+Request = tuple[Tensor, int]
+"""Indices of images ``[batch]`` and the seed of their augmentation."""
+
+
+class Images(Protocol):
+    """A data set with a fixed split into training and test images."""
+
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    train_size: int
+    test_size: int
+
+    def training_batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
+        """Augmented training batches, one per request, in order."""
+
+    def test_batches(self, requests: Iterable[Tensor]) -> Iterator[Batch]:
+        """Test batches, one per tensor of indices, in order."""
+
+
+class TensorImages:
+    """Images that lie in memory as normalised tensors."""
+
+    def __init__(self, train: Batch, test: Batch, num_classes: int, augment: bool) -> None:
+        self._train, self._test, self._augment = train, test, augment
+        self.num_classes = num_classes
+        channels, height, width = train[0].shape[1:]
+        self.image_shape = (channels, height, width)
+        self.train_size, self.test_size = len(train[0]), len(test[0])
+
+    def training_batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
+        """See :class:`Images`."""
+        for indices, seed in requests:
+            images, labels = self._train[0][indices], self._train[1][indices]
+            yield (crop_and_flip(images, seed) if self._augment else images), labels
+
+    def test_batches(self, requests: Iterable[Tensor]) -> Iterator[Batch]:
+        """See :class:`Images`."""
+        for indices in requests:
+            yield self._test[0][indices], self._test[1][indices]
+
+
+def crop_and_flip(images: Tensor, seed: int, padding: int = 4) -> Tensor:
+    """Random crops after zero padding, and random horizontal flips: a function of the seed.
+
+    Args:
+        images: ``[batch, channels, height, width]``.
+        seed: of the random numbers.
+        padding: pixels added on each side.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    count, _, height, width = images.shape
+    tops, lefts = torch.randint(0, 2 * padding + 1, (2, count, 1), generator=generator)
+    flips = torch.rand(count, 1, generator=generator) < 0.5
+    rows = tops + torch.arange(height)
+    columns = torch.where(flips, torch.arange(width - 1, -1, -1), torch.arange(width)) + lefts
+    padded = F.pad(images, (padding,) * 4)
+    picked = torch.arange(count)[:, None, None]
+    return padded.permute(0, 2, 3, 1)[picked, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+class FolderImages:
+    """Images read from ``train/CLASS/*`` and ``val/CLASS/*`` as they are needed."""
+
+    def __init__(self, path: Path, size: int, augment: bool, workers: int) -> None:
+        from torchvision import datasets
+        from torchvision.transforms import v2
+
+        tail = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+        tail.append(v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))  # ImageNet's, as everybody uses
+        plain = [v2.Resize(round(size * 256 / 224)), v2.CenterCrop(size)]
+        random = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
+        self._train = datasets.ImageFolder(str(path / "train"), v2.Compose([*(random if augment else plain), *tail]))
+        self._test = datasets.ImageFolder(str(path / "val"), v2.Compose([*plain, *tail]))
+        self._workers = workers
+        if self._train.classes != self._test.classes:
+            raise ConfigError(f"data.path={path}: train and val have different classes")
+        self.num_classes = len(self._train.classes)
+        self.image_shape = (3, size, size)
+        self.train_size, self.test_size = len(self._train), len(self._test)
+
+    def training_batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
+        """See :class:`Images`."""
+        keys = ([(int(i), derive_seed(seed, int(i))) for i in indices] for indices, seed in requests)
+        return self._read(self._train, keys)
+
+    def test_batches(self, requests: Iterable[Tensor]) -> Iterator[Batch]:
+        """See :class:`Images`."""
+        return self._read(self._test, ([(int(i), 0) for i in indices] for indices in requests))
+
+    def _read(self, dataset: Any, keys: Iterable[list[tuple[int, int]]]) -> Iterator[Batch]:
+        loader = torch.utils.data.DataLoader(
+            _SeededItems(dataset),
+            batch_sampler=keys,
+            num_workers=self._workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+        return iter(loader)
+
+
+class _SeededItems(torch.utils.data.Dataset[Any]):
+    """Items whose random transforms depend on the key alone, not on which worker reads them or when."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        index, seed = key
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self._dataset[index]
+
+
+def load_images(settings: DataSettings) -> Images:
+    """The data set of a configuration."""
+    if settings.name == "digits":
+        return load_digits(settings.image_size, settings.augment)
+    path = data_path(settings)
+    if settings.name == "cifar10":
+        return load_cifar10(path, settings.image_size, settings.augment)
+    return FolderImages(path, settings.image_size, settings.augment, settings.workers)
+
+
+def load_digits(size: int, augment: bool) -> TensorImages:
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, resized to ``[3, size, size]``; always the same split."""
+    from sklearn.datasets import load_digits as bundled
+    from sklearn.model_selection import train_test_split
+
+    digits = bundled()
+    train, test = train_test_split(
+        range(len(digits.target)), test_size=DIGITS_TEST, random_state=0, stratify=digits.target
+    )
+    pixels = torch.from_numpy(digits.images).to(torch.float32)[:, None] / 16
+    images = F.interpolate(pixels, size=(size, size), mode="bilinear", align_corners=False).expand(-1, 3, -1, -1)
+    images = (images - images[train].mean()) / images[train].std()
+    labels = torch.from_numpy(digits.target).to(torch.int64)
+    return TensorImages((images[train], labels[train]), (images[test], labels[test]), 10, augment)
+
+
+def load_cifar10(path: Path, size: int, augment: bool) -> TensorImages:
+    """CIFAR-10 from the folder that holds ``cifar-10-batches-py``, resized where ``size`` is not 32."""
+    from torchvision import datasets
+
+    mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)  # of the training images
+    std = torch.tensor([0.2470, 0.2435, 0.2616]).view(3, 1, 1)
+
+    def split(train: bool) -> Batch:
+        data = datasets.CIFAR10(str(path), train=train)
+        images = torch.from_numpy(data.data).permute(0, 3, 1, 2).to(torch.float32) / 255
+        if size != images.shape[-1]:
+            images = F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False)
+        return (images - mean) / std, torch.tensor(data.targets)
+
+    return TensorImages(split(True), split(False), 10, augment)
+
+
+def data_path(settings: DataSettings) -> Path:
+    """The data set's folder.
+
+    Raises:
+        ConfigError: if it was not given or lacks what it must hold.
+    """
+    needed = (CIFAR10_FOLDER,) if settings.name == "cifar10" else ("train", "val")
+    if settings.path is None:
+        raise ConfigError(f"data={settings.name} needs data.path=FOLDER, a folder that holds {' and '.join(needed)}")
+    path = Path(settings.path)
+    for name in needed:
+        if not (path / name).is_dir():
+            raise ConfigError(f"data.path={settings.path} has no folder {name}, which data={settings.name} needs")
+    return path
+
+
+def count_training_images(settings: DataSettings, enough: int) -> int:
+    """Training images that there are, counted at most up to ``enough`` where counting takes long.
+
+    Raises:
+        ConfigError: if the data's folder was not given or lacks what it must hold.
+    """
+    if settings.name == "digits":
+        return DIGITS_TRAIN
+    path = data_path(settings)
+    if settings.name == "cifar10":
+        return CIFAR10_TRAIN
+    return sum(1 for _, _ in zip(range(enough), _image_files(path / "train"), strict=False))
+
+
+def _image_files(folder: Path) -> Iterator[str]:
+    is_image: Callable[[str], bool] = lambda name: name.lower().endswith(IMAGE_SUFFIXES)  # noqa: E731
+    for root, _, names in os.walk(folder):
+        yield from (os.path.join(root, name) for name in names if is_image(name))

@@ -1,0 +1,184 @@
+"""The groups of keys of a configuration, each a checked frozen dataclass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.data import DATA_NAMES
+from experiments.models import MODEL_NAMES
+from experiments.settings import ConfigError, at_least, one_of
+from kfac.planning import ScheduleConfig
+
+_COSTED_FUSION = ("greedy", "optimal")
+_COSTED_PLACEMENT = ("lbp", "optimized")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Which model; ``hidden`` are the widths of ``mlp``'s hidden layers."""
+
+    name: str
+    hidden: tuple[int, ...] = (128, 128)
+
+    def __post_init__(self) -> None:
+        one_of("model.name", self.name, MODEL_NAMES)
+        for width in self.hidden:
+            at_least("model.hidden", width, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Which images, square with ``image_size`` pixels, ``augment``-ed in training, read by ``workers`` processes."""
+
+    name: str
+    path: str | None = None
+    image_size: int = 32
+    augment: bool = False
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        one_of("data.name", self.name, DATA_NAMES)
+        at_least("data.image_size", self.image_size, 1)
+        at_least("data.workers", self.workers, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings:
+    """A schedule's name with its switches (None for ``auto``, which finds them)."""
+
+    name: str
+    switches: ScheduleConfig | None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ScheduleSettings:
+        """The value of a group of ``name`` and all switches, or of ``name: auto`` alone."""
+        switches = dict(data)
+        name = switches.pop("name", None)
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"schedule.name={name!r} is not a name")
+        if name == "auto" and not switches:
+            return cls(name=name, switches=None)
+        return cls(name=name, switches=ScheduleConfig.from_dict(switches))
+
+    @property
+    def value(self) -> str | ScheduleConfig:
+        """What :class:`kfac.KFAC` takes."""
+        return self.switches or self.name
+
+    @property
+    def label(self) -> str:
+        """The name, with what differs from the schedule of that name: ``spdkfac+pipelining=none``."""
+        from kfac.schedules import NAMED_SCHEDULES
+
+        named = NAMED_SCHEDULES.get(self.name)
+        if named is None or self.switches is None:
+            return self.name
+        usual, own = named.to_dict(), self.switches.to_dict()
+        return "+".join([self.name, *(f"{key}={own[key]}" for key in own if own[key] != usual[key])])
+
+    @property
+    def needs_profiles(self) -> bool:
+        """Whether its plan depends on measured costs."""
+        s = self.switches
+        return s is None or (s.curvature and (s.fusion in _COSTED_FUSION or s.placement in _COSTED_PLACEMENT))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The group this was read from."""
+        return {"name": self.name, **(self.switches.to_dict() if self.switches else {})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """SGD with momentum, and how its learning rate changes (epochs may be fractions)."""
+
+    lr: float
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    warmup_epochs: float = 0.0
+    decay_epochs: tuple[float, ...] = ()
+    decay_factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        one_of("optimizer.schedule", self.schedule, ("constant", "step", "cosine"))
+        at_least("optimizer.lr", self.lr, 0, open_=True)
+        at_least("optimizer.momentum", self.momentum, 0)
+        at_least("optimizer.weight_decay", self.weight_decay, 0)
+        at_least("optimizer.warmup_epochs", self.warmup_epochs, 0)
+        at_least("optimizer.decay_factor", self.decay_factor, 0, open_=True)
+        if self.momentum >= 1:
+            raise ConfigError(f"optimizer.momentum={self.momentum:g} must be below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """Evaluation each ``every`` iterations (None: after each epoch) in batches of ``batch_size``."""
+
+    every: int | None = None
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        at_least("evaluation.every", self.every, 1)
+        at_least("evaluation.batch_size", self.batch_size, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineSettings:
+    """Timelines of iterations ``start``, ``start + every``, ... (``count`` of them)."""
+
+    start: int = 5
+    every: int = 10
+    count: int = 3
+
+    def __post_init__(self) -> None:
+        at_least("timeline.start", self.start, 0)
+        at_least("timeline.every", self.every, 1)
+        at_least("timeline.count", self.count, 0)
+
+    def records(self, iteration: int) -> bool:
+        """Whether this iteration's timeline is recorded."""
+        number, rest = divmod(iteration - self.start, self.every)
+        return rest == 0 and 0 <= number < self.count
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """A checkpoint each ``every`` iterations (None: none); the last ``keep`` stay."""
+
+    every: int | None = 100
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        at_least("checkpoint.every", self.every, 1)
+        at_least("checkpoint.keep", self.keep, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilingSettings:
+    """How a machine is measured: recorded ``iterations``, ``repeats`` of each collective and inverse."""
+
+    iterations: int = 6
+    repeats: int = 10
+
+    def __post_init__(self) -> None:
+        at_least("profiling.iterations", self.iterations, 1)
+        at_least("profiling.repeats", self.repeats, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingSettings:
+    """Where a copy of the record goes: ``none``, W&B ``offline``, or ``wandb`` (online)."""
+
+    mode: str = "offline"
+    project: str = "spdkfac"
+    entity: str | None = None
+    tags: tuple[str, ...] = ()
+    init_timeout_s: float = 60.0
+    finish_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        one_of("tracking.mode", self.mode, ("none", "offline", "wandb"))
+        at_least("tracking.init_timeout_s", self.init_timeout_s, 0, open_=True)
+        at_least("tracking.finish_timeout_s", self.finish_timeout_s, 0, open_=True)
