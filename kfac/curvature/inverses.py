@@ -41,7 +41,9 @@ def damped_inverse(factor: Tensor, damping: float) -> Tensor | None:
     factor.diagonal().add_(damping)
     lower, info = torch.linalg.cholesky_ex(factor)
     if info.item() == 0:
-        return torch.cholesky_inverse(lower)
+        # LAPACK's result is column-major. Its transpose is the same matrix row by row, so that a rank that receives the
+        # inverse computes with bitwise the same operands in the same layout as the one that made it.
+        return torch.cholesky_inverse(lower).mT
     if factor.dtype != torch.float64:
         inverse = damped_inverse(factor.double(), 0.0)
         return None if inverse is None else inverse.to(factor.dtype)

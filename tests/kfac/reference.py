@@ -1,0 +1,91 @@
+"""The obvious K-FAC: one process, the whole batch, full matrices, explicit formulas. It shares no code with ``kfac``."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def factors(model: nn.Module, x: torch.Tensor, y: torch.Tensor, loss_function) -> dict[str, tuple]:
+    """(A, G) per Conv2d and Linear for one batch: A sums over positions, G averages over them."""
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
+    inputs, outputs = {}, {}
+
+    def remember(name):
+        def hook(_, args, output):
+            inputs[name], outputs[name] = args[0].detach().clone(), output
+            return output.clone()  # what follows may work in place on the clone, not on what we differentiate by
+
+        return hook
+
+    handles = [m.register_forward_hook(remember(name)) for name, m in layers.items()]
+    loss = loss_function(model(x), y)
+    for handle in handles:
+        handle.remove()
+    names = list(layers)
+    gradients = dict(zip(names, torch.autograd.grad(loss, [outputs[n] for n in names]), strict=True))
+    samples = x.shape[0]
+    result = {}
+    for name, m in layers.items():
+        a, g = inputs[name], gradients[name] * samples  # gradient of each sample's own loss
+        if isinstance(m, nn.Conv2d):
+            a = F.unfold(a, m.kernel_size, m.dilation, m.padding, m.stride).transpose(1, 2)
+            g = g.flatten(2).transpose(1, 2)
+        a, g = a.reshape(samples, -1, a.shape[-1]), g.reshape(samples, -1, g.shape[-1])
+        if m.bias is not None:
+            a = torch.cat([a, a.new_ones(*a.shape[:2], 1)], 2)
+        positions = a.shape[1]
+        A = torch.einsum("nsi,nsj->ij", a, a) / samples
+        G = torch.einsum("nsi,nsj->ij", g, g) / (samples * positions)
+        result[name] = (A, G)
+    return result
+
+
+class ReferenceKFAC:
+    def __init__(self, model, *, damping, method, decay, kl_clip, lr, factor_interval=1, inverse_interval=1) -> None:
+        self.model, self.damping, self.method, self.decay = model, damping, method, decay
+        self.kl_clip, self.lr = kl_clip, lr
+        self.factor_interval, self.inverse_interval = factor_interval, inverse_interval
+        self.averages: dict[str, tuple] = {}
+        self.updates = self.steps = 0
+        self.inverses: dict[str, tuple] = {}
+
+    def step(self, x, y, loss_function) -> None:
+        """Set ``.grad`` to the preconditioned gradient of the batch's mean loss."""
+        if self.steps % self.factor_interval == 0:
+            self.updates += 1
+            for name, pair in factors(self.model, x, y, loss_function).items():
+                old = self.averages.get(name, (torch.zeros_like(pair[0]), torch.zeros_like(pair[1])))
+                self.averages[name] = tuple(
+                    self.decay * m + (1 - self.decay) * s for m, s in zip(old, pair, strict=True)
+                )
+        if self.steps % self.inverse_interval == 0:
+            for name, pair in self.averages.items():
+                A, G = (m / (1 - self.decay**self.updates) for m in pair)
+                pi = math.sqrt((A.trace() / len(A)) / (G.trace() / len(G)))
+                root = math.sqrt(self.damping)
+                add_a, add_g = (self.damping,) * 2 if self.method == "plain" else (root * pi, root / pi)
+                eye_a, eye_g = torch.eye(len(A), dtype=A.dtype), torch.eye(len(G), dtype=G.dtype)
+                self.inverses[name] = (torch.linalg.inv(A + add_a * eye_a), torch.linalg.inv(G + add_g * eye_g))
+        self.model.zero_grad()
+        loss_function(self.model(x), y).backward()
+        modules = dict(self.model.named_modules())
+        new, product = {}, 0.0
+        for name, (a_inverse, g_inverse) in self.inverses.items():
+            m = modules[name]
+            gradient = m.weight.grad.flatten(1)
+            if m.bias is not None:
+                gradient = torch.cat([gradient, m.bias.grad[:, None]], 1)
+            new[name] = g_inverse @ gradient @ a_inverse
+            product += (new[name] * gradient).sum().item()
+        nu = 1.0 if self.kl_clip is None else min(1.0, math.sqrt(self.kl_clip / (self.lr**2 * product)))
+        for name, v in new.items():
+            m = modules[name]
+            columns = m.weight[0].numel()
+            m.weight.grad.copy_(nu * v[:, :columns].reshape(m.weight.shape))
+            if m.bias is not None:
+                m.bias.grad.copy_(nu * v[:, columns])
+        self.steps += 1
