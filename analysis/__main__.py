@@ -1,0 +1,100 @@
+"""``python -m analysis``: tables of runs and of their timelines, from run records alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from analysis.report import BASELINE, breakdown_table, runs_table, timeline_tables, wide_table
+from analysis.runs import Run, load_runs
+from analysis.tables import STYLES
+
+_EPILOG = """\
+examples:
+  python -m analysis runs                           all runs, speed-ups over dkfac, where the time goes
+  python -m analysis runs --baseline mpdkfac --intervals
+  python -m analysis runs --model resnet20 --format csv > runs.csv
+  python -m analysis timeline runs/single/RUN       exposed and hidden milliseconds per rank and kind
+"""
+
+
+def _runs_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis",
+        usage="python -m analysis RUNS_DIR [RUNS_DIR ...] [options]\n       python -m analysis timeline RUN [options]",
+        description="Compare runs from their records: iteration times, speed-ups, breakdown, loss and accuracy.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUNS_DIR", help="folders with run records below them")
+    parser.add_argument(
+        "--baseline", default=BASELINE, metavar="SCHEDULE", help="what speed-ups are over (%(default)s)"
+    )
+    parser.add_argument("--intervals", action="store_true", help="bootstrap intervals of the speed-ups")
+    for key in ("schedule", "model", "data", "status"):
+        parser.add_argument(f"--{key}", action="append", metavar="NAME", help=f"only runs with this {key} (repeatable)")
+    _add_format(parser)
+    return parser
+
+
+def _timeline_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis timeline",
+        description="Exposed and hidden milliseconds per rank and kind of a run's recorded iterations.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a run record")
+    parser.add_argument("--iteration", action="append", type=int, metavar="N", help="only this one (repeatable)")
+    _add_format(parser)
+    return parser
+
+
+def _add_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", default="text", choices=STYLES, help="how to write tables (%(default)s)")
+
+
+def _selected(options: argparse.Namespace) -> Callable[[Run], bool]:
+    wanted = {k: v for k in ("schedule", "model", "data", "status") if (v := getattr(options, k)) is not None}
+    return lambda run: all(getattr(run, key) in values for key, values in wanted.items())
+
+
+def _show_runs(arguments: Sequence[str]) -> int:
+    options = _runs_parser().parse_args(arguments)
+    runs, problems = load_runs(options.folders)
+    for problem in problems:
+        print(f"warning: {problem}", file=sys.stderr)
+    # The filter comes after reading: a baseline that is not shown still counts.
+    shown = [run for run in runs if _selected(options)(run)]
+    if not shown:
+        where = ", ".join(map(str, options.folders))
+        print(f"no run records{' of that kind' if runs else ''} below {where}", file=sys.stderr)
+        return 1
+    tables = [runs_table(shown, options.baseline, among=runs, intervals=options.intervals), breakdown_table(shown)]
+    if options.format in ("csv", "json"):
+        tables = [wide_table(tables)]
+    print("\n".join(table.render(options.format) for table in tables), end="")
+    return 0
+
+
+def _show_timelines(arguments: Sequence[str]) -> int:
+    options = _timeline_parser().parse_args(arguments)
+    tables = timeline_tables(options.run, options.iteration)
+    print("\n".join(table.render(options.format) for table in tables), end="")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        if arguments[:1] == ["timeline"]:
+            return _show_timelines(arguments[1:])
+        return _show_runs(arguments)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,183 @@
+"""The tables that answer the usual questions about runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from analysis.runs import Run, load_timelines
+from analysis.statistics import bootstrap_speedup
+from analysis.tables import Cell, Column, Table
+from kfac.timeline import COMMUNICATION_KINDS, KINDS, OTHER, Timeline
+
+BASELINE = "dkfac"
+"""The schedule that others are compared with unless the user names another one."""
+BREAKDOWN_KINDS = (*KINDS, OTHER)
+
+_MS = 1e3
+_IDENTITY = (
+    Column("schedule", align="left"),
+    Column("model", align="left"),
+    Column("data", align="left"),
+    Column("ranks", "d"),
+    Column("batch/rank", "d"),
+    Column("seed", "d"),
+)
+
+
+def _identity(run: Run) -> tuple[Cell, ...]:
+    return (run.schedule, run.model, run.data, run.world_size, run.batch_size, run.seed)
+
+
+def speedup(run: Run, runs: Sequence[Run], baseline: str) -> float | None:
+    """How many times shorter a run's median iteration is than the baseline's.
+
+    The baseline is the comparable runs (same model, data, number of ranks, batch size, threads, device) of the schedule
+    ``baseline``; of several the median counts. None where there is none.
+    """
+    of_baseline_s = [r.iteration_s.median for r in _baselines(run, runs, baseline) if r.iteration_s]
+    if not of_baseline_s or run.iteration_s is None:
+        return None
+    return median(of_baseline_s) / run.iteration_s.median
+
+
+def speedup_interval(run: Run, runs: Sequence[Run], baseline: str) -> tuple[float, float] | None:
+    """The 95 % bootstrap interval of :func:`speedup` over iterations, the baseline's runs pooled."""
+    pooled_s = [s for r in _baselines(run, runs, baseline) for s in r.samples_s()]
+    own_s = run.samples_s()
+    return bootstrap_speedup(pooled_s, own_s) if pooled_s and own_s else None
+
+
+def _baselines(run: Run, runs: Sequence[Run], baseline: str) -> list[Run]:
+    return [r for r in runs if r.schedule == baseline and r.comparable == run.comparable]
+
+
+def runs_table(
+    runs: Sequence[Run], baseline: str = BASELINE, *, among: Sequence[Run] | None = None, intervals: bool = False
+) -> Table:
+    """One row per run: what it was, how fast it was, how well it learned.
+
+    Args:
+        runs: the rows.
+        baseline: the schedule that speed-ups are over.
+        among: where to look for baselines; the rows by default.
+        intervals: whether to add bootstrap intervals of the speed-ups.
+    """
+    among = runs if among is None else among
+    times = ("median", "q25", "q75")
+    interval = tuple(Column(f"{end} of speed-up", ".3f") for end in ("low", "high")) if intervals else ()
+    columns = (
+        *_IDENTITY,
+        Column("status", align="left"),
+        Column("iterations", "d"),
+        *(Column(f"{name} [ms]", ".1f", group="iteration") for name in times),
+        Column("n", "d", group="iteration"),
+        Column(f"speed-up over {baseline}", ".3f"),
+        *interval,
+        Column("loss", ".4f"),
+        Column("accuracy", ".4f"),
+        Column("run", align="left"),
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for run in runs:
+        spread = run.iteration_s
+        of_times: tuple[Cell, ...] = (None,) * 4
+        if spread:
+            of_times = (spread.median * _MS, spread.q25 * _MS, spread.q75 * _MS, spread.n)
+        ends: tuple[Cell, ...] = (speedup_interval(run, among, baseline) or (None, None)) if intervals else ()
+        identity = (*_identity(run), run.status, run.iterations)
+        rows.append((*identity, *of_times, speedup(run, among, baseline), *ends, run.loss, run.accuracy, run.run_id))
+    notes = [
+        f"Iteration times: median and quartiles over n iterations, warm-up left out. Speed-up: median of {baseline} "
+        "over median, within equal model, data, ranks, batch size, threads and device."
+    ]
+    if intervals:
+        notes.append("Interval: 95 % bootstrap over iterations; runs differ by more than the iterations of one run do.")
+    return Table("Runs", columns, tuple(rows), tuple(notes))
+
+
+def breakdown_table(runs: Sequence[Run]) -> Table:
+    """One row per run: exposed milliseconds per kind, and the communication that computing hides."""
+    columns = (
+        *_IDENTITY,
+        *(Column(kind, ".1f", group="exposed [ms]") for kind in BREAKDOWN_KINDS),
+        *(Column(kind, ".1f", group="hidden [ms]") for kind in COMMUNICATION_KINDS),
+        Column("run", align="left"),
+    )
+    rows = [(*_identity(run), *_kinds(run.breakdown_s, run.hidden_s), run.run_id) for run in runs]
+    notes = (
+        "Exposed: what a rank computes, else the message it waits for, else Other; averaged over ranks and recorded "
+        "iterations. Hidden: communication while the rank computes.",
+    )
+    return Table("Where the time goes", columns, tuple(rows), notes)
+
+
+def _kinds(exposed_s: Mapping[str, float], hidden_s: Mapping[str, float]) -> tuple[Cell, ...]:
+    def cell(seconds: float | None) -> Cell:
+        return None if seconds is None else seconds * _MS
+
+    exposed = (cell(exposed_s.get(kind)) for kind in BREAKDOWN_KINDS)
+    return (*exposed, *(cell(hidden_s.get(kind)) for kind in COMMUNICATION_KINDS))
+
+
+def wide_table(tables: Sequence[Table]) -> Table:
+    """Tables of the same rows as one, each column once: the form for other programs."""
+    columns: list[Column] = []
+    cells: list[list[Cell]] = [[] for _ in tables[0].rows]
+    for table in tables:
+        for i, column in enumerate(table.columns):
+            if column.full_title not in {c.full_title for c in columns}:
+                columns.append(column)
+                for row, source in zip(cells, table.rows, strict=True):
+                    row.append(source[i])
+    notes = tuple(note for table in tables for note in table.notes)
+    return Table(tables[0].title, tuple(columns), tuple(map(tuple, cells)), notes)
+
+
+def timeline_table(name: str, timeline: Timeline) -> Table:
+    """One row per rank and kind: seconds in all, exposed and hidden.
+
+    Args:
+        name: of the run and iteration, for the title.
+        timeline: all ranks of one iteration.
+    """
+    columns = (
+        Column("rank", "d"),
+        Column("kind", align="left"),
+        Column("spans", "d"),
+        Column("total [ms]", ".2f"),
+        Column("exposed [ms]", ".2f"),
+        Column("hidden [ms]", ".2f"),
+        Column("exposed share", ".1%"),
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for rank in timeline.ranks:
+        spans = [s for s in timeline.spans if s.rank == rank]
+        alone = Timeline(tuple(spans), total_s=timeline.iteration_s, source=timeline.source)
+        busy, exposed, hidden = alone.busy_s(), alone.breakdown_s(), alone.hidden_s()
+        for kind in BREAKDOWN_KINDS:
+            count = sum(s.kind == kind for s in spans)
+            if count or (kind == OTHER and exposed[OTHER] > 0):
+                share = exposed[kind] / timeline.iteration_s if timeline.iteration_s else 0.0
+                total = busy.get(kind, exposed[kind])
+                own_hidden = hidden[kind] * _MS if kind in hidden else None
+                rows.append((rank, kind, count, total * _MS, exposed[kind] * _MS, own_hidden, share))
+    title = f"{name}: {timeline.iteration_s * _MS:.2f} ms, {timeline.source}"
+    return Table(title, columns, tuple(rows))
+
+
+def timeline_tables(run: Path, iterations: Iterable[int] | None = None) -> list[Table]:
+    """The recorded iterations of a run, or those named.
+
+    Raises:
+        ValueError: if it has none, or not one that is named.
+    """
+    recorded = load_timelines(run)
+    if not recorded:
+        raise ValueError(f"{run} has no timelines: none were recorded, or it is no run record")
+    wanted = list(recorded if iterations is None else iterations)
+    missing = [i for i in wanted if i not in recorded]
+    if missing:
+        raise ValueError(f"{run} has no timeline of iteration {missing[0]}; it has: {', '.join(map(str, recorded))}")
+    return [timeline_table(f"{run.name}, iteration {i}", recorded[i]) for i in wanted]

@@ -1,0 +1,85 @@
+import pytest
+
+from analysis.report import breakdown_table, runs_table, speedup, timeline_table, timeline_tables, wide_table
+from analysis.runs import load_runs
+from kfac.timeline import Timeline
+from tests.analysis.records import timeline, write_record
+
+
+def column(table, title):
+    index = [c.full_title for c in table.columns].index(title)
+    return [row[index] for row in table.rows]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    write_record(tmp_path, "d0", schedule="dkfac", times_s=(9.0, 0.4, 0.4, 0.4))
+    write_record(tmp_path, "d1", schedule="dkfac", seed=1, times_s=(9.0, 0.6, 0.6, 0.6))
+    write_record(tmp_path, "d2", schedule="dkfac", seed=2, times_s=(9.0, 0.5, 0.5, 0.5))
+    write_record(tmp_path, "k", schedule="kfac", world_size=1)
+    write_record(tmp_path, "s0", schedule="spdkfac", times_s=(9.0, 0.2, 0.1, 0.3))
+    return load_runs([tmp_path])[0]
+
+
+def test_speedup_is_over_the_median_of_the_comparable_baselines(runs):
+    by_id = {run.run_id: run for run in runs}
+    assert speedup(by_id["s0"], runs, "dkfac") == pytest.approx(0.5 / 0.2)
+    assert speedup(by_id["d1"], runs, "dkfac") == pytest.approx(0.5 / 0.6)
+    assert speedup(by_id["k"], runs, "dkfac") is None  # one rank is compared with one rank only
+    assert speedup(by_id["s0"], runs, "mpdkfac") is None
+
+
+def test_another_batch_size_is_no_baseline(tmp_path):
+    write_record(tmp_path, "d", schedule="dkfac", batch_size=16)
+    write_record(tmp_path, "s", schedule="spdkfac", batch_size=32)
+    runs = load_runs([tmp_path])[0]
+    assert column(runs_table(runs), "speed-up over dkfac") == [pytest.approx(1.0), None]
+
+
+def test_runs_table_shows_milliseconds_and_intervals_around_the_speedup(runs):
+    table = runs_table(runs, intervals=True)
+    assert column(table, "run") == ["d0", "d1", "d2", "k", "s0"]
+    assert column(table, "iteration median [ms]")[-1] == pytest.approx(200.0)
+    assert column(table, "iteration q25 [ms]")[-1] == pytest.approx(100.0)
+    low, high = column(table, "low of speed-up")[-1], column(table, "high of speed-up")[-1]
+    assert low <= 2.5 <= high
+    assert (low, high) == pytest.approx((0.5 / 0.3, 0.5 / 0.1), rel=0.3)
+    assert column(table, "low of speed-up")[3] is None
+
+
+def test_breakdown_table_has_every_kind(runs):
+    table = breakdown_table(runs)
+    assert column(table, "exposed [ms] BP") == [pytest.approx(40.0)] * 5
+    assert column(table, "hidden [ms] FactorComm") == [pytest.approx(30.0)] * 5
+    assert column(table, "exposed [ms] Precondition") == [None] * 5
+
+
+def test_wide_table_has_each_column_once(runs):
+    wide = wide_table([runs_table(runs), breakdown_table(runs)])
+    titles = [c.full_title for c in wide.columns]
+    assert len(titles) == len(set(titles))
+    assert column(wide, "exposed [ms] BP") == [pytest.approx(40.0)] * 5
+    assert column(wide, "run") == [run.run_id for run in runs]
+
+
+def test_timeline_table_counts_per_rank_what_is_exposed_and_hidden():
+    table = timeline_table("x", Timeline.merge([timeline(0, 0.001), timeline(1, 0.001)]))
+    rows = {(row[0], row[1]): row[2:] for row in table.rows}
+    for rank in (0, 1):
+        assert rows[rank, "FactorComm"] == pytest.approx((1, 4.0, 1.0, 3.0, 0.1))
+        assert rows[rank, "BP"][:3] == pytest.approx((1, 4.0, 4.0))
+        assert rows[rank, "BP"][3] is None
+        assert rows[rank, "Other"][2] == pytest.approx(1.0)
+        assert sum(r[2] for (k, _), r in rows.items() if k == rank) == pytest.approx(10.0)
+    assert "10.00 ms" in table.title
+
+
+def test_timeline_tables_of_a_run_and_their_errors(tmp_path):
+    path = write_record(tmp_path, "a", timelines=2)
+    assert len(timeline_tables(path)) == 2
+    (one,) = timeline_tables(path, [1])
+    assert "iteration 1" in one.title
+    with pytest.raises(ValueError, match="iteration 7; it has: 0, 1"):
+        timeline_tables(path, [7])
+    with pytest.raises(ValueError, match="no timelines"):
+        timeline_tables(tmp_path)

@@ -1,0 +1,105 @@
+import json
+
+import pytest
+
+from analysis.runs import find_records, load_run, load_runs, load_timelines, read_metrics
+from analysis.statistics import Spread
+from tests.analysis.records import write_record
+
+
+def test_a_finished_run_reads_from_its_summary(tmp_path):
+    run = load_run(write_record(tmp_path, "a"))
+    assert (run.run_id, run.schedule, run.model, run.world_size, run.batch_size) == ("a", "spdkfac", "resnet20", 2, 32)
+    assert run.iteration_s == Spread(0.2, 0.1, 0.3, 3)
+    assert (run.loss, run.accuracy, run.iterations, run.host) == (1.25, 0.75, 4, "node1")
+    assert run.breakdown_s["BP"] == 0.04
+    assert run.samples_s() == [0.2, 0.1, 0.3]
+
+
+def test_a_run_without_summary_is_summarised_from_metrics_and_timelines(tmp_path):
+    times_s = (9.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+    path = write_record(tmp_path, "a", status="interrupted", summary=False, times_s=times_s, timelines=2)
+    run = load_run(path)
+    found = run.iteration_s
+    assert (found.median, found.q25, found.q75, found.n) == pytest.approx((0.3, 0.2, 0.4, 5))
+    # The two recorded iterations take 0.1 and 0.2 s; see the layout of the timeline in records.py.
+    expected = {"FF": 0.03, "BP": 0.06, "FactorComm": 0.015, "InverseComp": 0.03, "Other": 0.015}
+    assert {k: s for k, s in run.breakdown_s.items() if s} == pytest.approx(expected)
+    assert run.hidden_s["FactorComm"] == pytest.approx(0.045)
+    assert run.status == "interrupted"
+
+
+def test_after_a_resume_the_last_row_of_an_iteration_counts(tmp_path):
+    path = write_record(tmp_path, "a", summary=False, status="running", times_s=(9.0, 0.1, 0.2))
+    with (path / "metrics.jsonl").open("a") as file:
+        for i, s in ((2, 0.5), (3, 0.7)):
+            file.write(json.dumps({"kind": "train", "iter": i, "loss": 1.0, "iteration_s": s}) + "\n")
+    run = load_run(path)
+    assert run.samples_s() == [0.1, 0.5, 0.7]
+    assert run.iterations == 4
+
+
+def test_a_torn_last_line_is_dropped_and_a_damaged_line_is_named(tmp_path):
+    path = write_record(tmp_path, "a", status="running", summary=False)
+    whole = read_metrics(path)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "it')
+    assert read_metrics(path) == whole
+    lines = (path / "metrics.jsonl").read_text().split("\n")
+    lines[1] = lines[1][:10]
+    (path / "metrics.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match="line 2 is damaged"):
+        read_metrics(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("run.json", '{"run_id": "b", ', "run.json is damaged"),
+        ("run.json", '{"run_id": "b", "status": "finished"}', "no 'schedule'"),
+        ("run.json", "[]", "no JSON object"),
+        ("config.json", None, "no config.json"),
+        ("summary.json", None, "no summary.json"),
+        ("summary.json", '{"iterations": 3, "iteration_s": {"median": 1}}', "no 'q25'"),
+        ("summary.json", '{"iterations": "many"}', "damaged"),
+    ],
+)
+def test_damaged_and_incomplete_records_are_skipped_and_named(tmp_path, file, text, reason):
+    write_record(tmp_path, "good")
+    bad = write_record(tmp_path, "bad")
+    (bad / file).unlink()
+    if text is not None:
+        (bad / file).write_text(text)
+    runs, problems = load_runs([tmp_path])
+    assert [run.run_id for run in runs] == ["good"]
+    (problem,) = problems
+    assert problem.path == bad
+    assert reason in problem.reason
+    assert str(bad) in str(problem)
+
+
+def test_a_damaged_timeline_of_an_unfinished_run_is_named(tmp_path):
+    path = write_record(tmp_path, "a", status="failed", summary=False)
+    next((path / "timelines").iterdir()).write_text("{")
+    _, problems = load_runs([tmp_path])
+    assert "iter000000" in problems[0].reason
+
+
+def test_records_are_found_at_any_depth_but_not_inside_records(tmp_path):
+    outer = write_record(tmp_path, "a")
+    (outer / "checkpoint").mkdir()
+    (outer / "checkpoint" / "run.json").write_text("{}")
+    assert list(find_records(tmp_path)) == [outer]
+    assert list(find_records(outer)) == [outer]
+
+
+def test_a_missing_folder_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(ValueError, match="nowhere"):
+        load_runs([tmp_path / "nowhere"])
+
+
+def test_timelines_of_all_ranks_merge_by_iteration(tmp_path):
+    timelines = load_timelines(write_record(tmp_path, "a", world_size=3, timelines=2))
+    assert list(timelines) == [0, 1]
+    assert timelines[1].ranks == (0, 1, 2)
+    assert timelines[1].iteration_s == pytest.approx(0.2)
