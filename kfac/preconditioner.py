@@ -120,7 +120,7 @@ class KFAC:
                 if isinstance(self._schedule, Plan):
                     plan = self._schedule
                 else:
-                    model = model or estimate_model_profile("model", self._layer_sizes())
+                    model = model or estimate_model_profile("model", self.layer_sizes)
                     cluster = cluster or load_shipped_cluster()
                     plan = make_plan(self._schedule, model, cluster, world_size)
             except Exception as error:  # every rank raises it, so that none waits for rank 0
@@ -132,14 +132,16 @@ class KFAC:
         self._check_plan(plan)
         return plan
 
-    def _layer_sizes(self) -> list[tuple[str, int, int, int]]:
+    @property
+    def layer_sizes(self) -> list[tuple[str, int, int, int]]:
+        """Per layer: name, dimensions of A and of G (0 without factors), elements of the gradients that go with it."""
         dims = {layer.name: (layer.a_dim, layer.g_dim) for layer in self.layers}
         return [(n, *dims.get(n, (0, 0)), sum(p.numel() for p in group)) for n, group in self._groups.items()]
 
     def _check_plan(self, plan: Plan) -> None:
         if plan.world_size != self._communicator.world_size:
             raise ValueError(f"the plan is for {plan.world_size} rank(s), there are {self._communicator.world_size}")
-        expected = {(name, side, dim) for name, a, g, _ in self._layer_sizes() for side, dim in (("A", a), ("G", g))}
+        expected = {(name, side, dim) for name, a, g, _ in self.layer_sizes for side, dim in (("A", a), ("G", g))}
         planned = {(f.layer, f.side, f.dim) for f in plan.factors}
         wrong = (planned - expected) or (expected - planned if plan.schedule.curvature and self.layers else set())
         if wrong or set(plan.layers) != set(self._groups):

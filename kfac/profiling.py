@@ -1,0 +1,234 @@
+"""Profiles measured on this machine: op times per layer from timelines, cost models of collectives and inverses."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from kfac.communication import Communicator, Work
+from kfac.curvature.inverses import damped_inverse
+from kfac.curvature.packing import pack, packed_elements, unpack
+from kfac.planning import ClusterProfile, LayerProfile, LinearCost, ModelProfile, PolynomialCost
+from kfac.timeline import COMPUTE_LANE, Timeline
+
+LayerSizes = Sequence[tuple[str, int, int, int]]
+"""Per layer: name, dimensions of A and of G, elements of the gradients."""
+
+MESSAGE_ELEMENTS = tuple(2**k for k in range(8, 23, 2))
+"""Sizes at which collectives are timed: 1 KiB to 16 MiB of float32."""
+
+
+def _provenance(device: torch.device | str) -> dict[str, Any]:
+    hardware = platform.processor() or platform.machine()
+    if torch.device(device).type == "cuda":
+        hardware = torch.cuda.get_device_name(device)
+    return {
+        "kind": "measured",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "hardware": hardware,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+# ---------------------------------------------------------------------- the model
+
+
+def _layer_seconds(timeline: Timeline) -> tuple[dict[tuple[str, str], float], list[str]]:
+    """Seconds per (layer, field) of one rank's iteration, and the layers in execution order.
+
+    A layer's forward pass is the FF time since the layer before it, its backward pass the BP time until the next
+    layer's output gradient; the time between the last layer and the first output gradient is the loss's.
+    """
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    order: list[str] = []
+    forward_s = 0.0
+    current = ""
+    for span in (s for s in timeline.spans if s.lane == COMPUTE_LANE):
+        side, _, layer = span.name.partition(" ")
+        if span.kind == "FactorComp" and side in ("A", "G"):
+            if side == "A" and layer not in order:
+                order.append(layer)
+                seconds[layer, "forward_s"], forward_s = forward_s, 0.0
+            current = layer
+            seconds[layer, "a_statistics_s" if side == "A" else "g_statistics_s"] += span.duration_s
+        elif span.kind == "FactorComp":
+            seconds["", side] += span.duration_s  # packing and running averages
+        elif span.kind == "FF":
+            forward_s += span.duration_s
+        elif span.kind == "BP":
+            in_backward = (current, "g_statistics_s") in seconds
+            seconds[(current, "backward_s") if in_backward else ("", "loss_s")] += span.duration_s
+        elif span.kind == "Precondition":
+            seconds["", "precondition_s"] += span.duration_s
+    seconds["", "loss_s"] += forward_s
+    last_s = max((s.end_s for s in timeline.spans), default=0.0)
+    seconds["", "update_s"] = max(0.0, timeline.iteration_s - last_s)
+    return seconds, order
+
+
+def model_profile_from(timelines: Iterable[Timeline], layers: LayerSizes, name: str) -> ModelProfile:
+    """The profile of a model from recorded iterations of one rank (medians over the iterations).
+
+    Packing, running averages and preconditioning are not recorded per layer; they are spread over the layers by the
+    elements of the factors, and by the multiplications ``2 (g^2 a + g a^2)``.
+
+    Args:
+        timelines: of iterations that computed statistics and preconditioned.
+        layers: the sizes of all layers (:attr:`kfac.KFAC.layer_sizes`).
+        name: for people.
+
+    Raises:
+        ValueError: if no timeline has statistics in it.
+    """
+    measured = [_layer_seconds(timeline) for timeline in timelines]
+    measured = [(seconds, order) for seconds, order in measured if order]
+    if not measured:
+        raise ValueError("none of the timelines recorded factor statistics: record iterations of a K-FAC schedule")
+
+    def median(layer: str, field: str) -> float:
+        return statistics.median(seconds.get((layer, field), 0.0) for seconds, _ in measured)
+
+    sizes = {layer: (a, g, elements) for layer, a, g, elements in layers}
+    order = [layer for layer in measured[-1][1] if layer in sizes]
+    order += [layer for layer in sizes if layer not in order]
+    pack_s = median("", "pack") + median("", "running")
+    triangles = {layer: (packed_elements(a), packed_elements(g)) for layer, (a, g, _) in sizes.items()}
+    work = {layer: g * g * a + g * a * a for layer, (a, g, _) in sizes.items()}
+    per_element_s = pack_s / max(1, sum(a + g for a, g in triangles.values()))
+    per_multiplication_s = median("", "precondition_s") / max(1, sum(work.values()))
+    return ModelProfile(
+        name=name,
+        layers=tuple(
+            LayerProfile(
+                name=layer,
+                a_dim=sizes[layer][0],
+                g_dim=sizes[layer][1],
+                gradient_elements=sizes[layer][2],
+                forward_s=median(layer, "forward_s"),
+                backward_s=median(layer, "backward_s"),
+                a_statistics_s=median(layer, "a_statistics_s") + per_element_s * triangles[layer][0],
+                g_statistics_s=median(layer, "g_statistics_s") + per_element_s * triangles[layer][1],
+                precondition_s=per_multiplication_s * work[layer],
+            )
+            for layer in order
+        ),
+        loss_s=median("", "loss_s"),
+        update_s=median("", "update_s"),
+        provenance={**_provenance("cpu"), "iterations": len(measured), "statistic": "median"},
+    )
+
+
+# ---------------------------------------------------------------------- the cluster
+
+
+def fit_cost(sizes: Sequence[float], seconds: Sequence[float], powers: Sequence[int]) -> tuple[list[float], float]:
+    """Non-negative coefficients of ``sum_k c_k size^powers[k]`` with the least relative error.
+
+    Returns:
+        the coefficients, and the median absolute relative error of the fit.
+    """
+    x, y = np.asarray(sizes, float), np.asarray(seconds, float)
+    design = np.stack([x**p for p in powers], 1) / y[:, None]
+    scale = np.abs(design).max(0)
+    coefficients = nnls(design / scale, np.ones_like(y))[0] / scale
+    error = float(np.median(np.abs(design @ coefficients - 1.0)))
+    return [float(c) for c in coefficients], error
+
+
+def _median_seconds(action: Callable[[], None], repeats: int, device: torch.device | str) -> float:
+    cuda = torch.device(device).type == "cuda"
+    samples = []
+    for repeat in range(repeats + 1):
+        if cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        action()
+        if cuda:
+            torch.cuda.synchronize()
+        if repeat:  # the first is warm-up
+            samples.append(time.perf_counter() - start)
+    return statistics.median(samples)
+
+
+def _time_collective(
+    communicator: Communicator, device: torch.device | str, issue: Callable[[torch.Tensor], Work], repeats: int
+) -> list[float]:
+    """Median seconds at each of MESSAGE_ELEMENTS, of the slowest rank."""
+    seconds = []
+    for elements in MESSAGE_ELEMENTS:
+        tensor = torch.zeros(elements, device=device)
+        communicator.barrier()
+        mine = _median_seconds(lambda tensor=tensor: issue(tensor).wait(), repeats, device)  # type: ignore[misc]
+        seconds.append(max(communicator.all_gather_object(mine)))
+    return seconds
+
+
+def _time_inverse(dim: int, repeats: int, device: torch.device | str) -> float:
+    """Median seconds from a packed factor to its packed inverse."""
+    data = torch.randn(dim, dim, generator=torch.Generator().manual_seed(dim)).to(device)
+    packed = torch.empty(packed_elements(dim), device=device)
+    pack(data @ data.T / dim, packed)
+    out = torch.empty_like(packed)
+
+    def action() -> None:
+        inverse = damped_inverse(unpack(packed, dim), 1e-2)
+        assert inverse is not None
+        pack(inverse, out)
+
+    return _median_seconds(action, repeats, device)
+
+
+def profile_cluster(
+    communicator: Communicator, device: torch.device | str, dims: Iterable[int], *, repeats: int = 5
+) -> ClusterProfile:
+    """Time collectives and inverses on these ranks and fit cost models; collective, the same result on every rank.
+
+    Args:
+        communicator: the ranks.
+        device: where tensors live.
+        dims: dimensions of the factors that will be inverted; at most eight of them, spread evenly, are timed.
+        repeats: of each measurement, after one for warm-up; the median counts.
+
+    Returns:
+        the fitted costs; the points they were fitted to and the fits' errors are in the provenance.
+    """
+    unique = sorted(set(dims)) or [64]
+    chosen = sorted({unique[round(k * (len(unique) - 1) / 7)] for k in range(8)})
+    provenance = {**_provenance(device), "repeats": repeats, "statistic": "median, slowest rank"}
+    costs: dict[str, LinearCost] = {}
+    issues: dict[str, Callable[[torch.Tensor], Work]] = {
+        "all_reduce": lambda t: communicator.all_reduce(t, "profile"),
+        "reduce": lambda t: communicator.reduce(t, 0, "profile"),
+        "broadcast": lambda t: communicator.broadcast(t, 0, "profile"),
+    }
+    for name, issue in issues.items():
+        if communicator.world_size == 1:
+            costs[name] = LinearCost(0.0, 0.0)
+            continue
+        seconds = _time_collective(communicator, device, issue, repeats)
+        (alpha, beta), error = fit_cost(MESSAGE_ELEMENTS, seconds, (0, 1))
+        costs[name] = LinearCost(alpha, beta)
+        provenance[name] = {"elements": list(MESSAGE_ELEMENTS), "seconds": seconds, "fit_error": error}
+    seconds = [_time_inverse(dim, repeats, device) for dim in chosen]
+    coefficients, error = fit_cost([d / 1000 for d in chosen], seconds, (0, 1, 2, 3))
+    provenance["inverse"] = {"dims": chosen, "seconds": seconds, "fit_error": error}
+    profile = ClusterProfile(
+        world_size=communicator.world_size,
+        all_reduce=costs["all_reduce"],
+        reduce=costs["reduce"],
+        broadcast=costs["broadcast"],
+        inverse=PolynomialCost(tuple(coefficients), unit_dim=1000.0),
+        provenance=provenance,
+    )
+    result: ClusterProfile = communicator.broadcast_object(profile)
+    return result
