@@ -1,0 +1,279 @@
+"""Run records: one directory per run that alone reproduces and explains it. Analysis reads nothing else.
+
+``run.json`` says what the run is and how far it came, ``config.json`` the resolved configuration, ``metrics.jsonl`` one
+row per training iteration and evaluation, ``timelines/`` one trace per recorded iteration and rank; ``plan.json``,
+``model_profile.json``, ``cluster_profile.json``, ``environment.json``, ``code.diff``, ``summary.json`` what their names
+say. Every file but the metrics is replaced as a whole, so that a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from experiments.provenance import code_identity, environment_facts
+
+SCHEMA = 1
+RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
+STATUSES = (RUNNING, FINISHED, FAILED, INTERRUPTED)
+
+
+class RecordInUseError(RuntimeError):
+    """Another process is writing this record."""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file as a whole: readers see the old text or the new one, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replace a JSON file as a whole."""
+    write_text(path, json.dumps(data, indent=1) + "\n")
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a metrics file; a last row that was cut off by a crash is left out.
+
+    Raises:
+        ValueError: for a damaged row in the middle, naming file and line.
+    """
+    try:
+        lines = path.read_text().split("\n")
+    except FileNotFoundError:
+        return
+    for number, line in enumerate(lines[:-1], start=1):  # a complete row ends with a newline
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}, is damaged: {error}") from error
+
+
+def last_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per kind and iteration, the last one written (a resumed run repeats some), in order of iteration."""
+    last = {(row["kind"], row["iter"]): row for row in rows}
+    return [last[key] for key in sorted(last, key=lambda key: (key[1], key[0] == "eval"))]
+
+
+class RunRecord:
+    """A run's directory.
+
+    Use :meth:`open` to write one and :meth:`load` to read one.
+
+    Args:
+        path: the directory.
+        head: the content of ``run.json``.
+    """
+
+    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+        self.path = path
+        self.head = head
+        self._metrics: IO[str] | None = None
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        run_id: str,
+        name: str,
+        facts: Mapping[str, Any],
+        config: Mapping[str, Any],
+        rerun: bool = False,
+    ) -> RunRecord:
+        """Create a record or continue the one that is there, and lock it for this process.
+
+        Args:
+            path: the run's directory.
+            run_id: its identity; a record of another identity is not continued.
+            name: for people.
+            facts: ``schedule``, ``model``, ``data``, ``world_size`` and ``seed``.
+            config: the resolved nested configuration.
+            rerun: throw away what is there.
+
+        Raises:
+            RecordInUseError: if a live process writes it.
+            ValueError: if the directory holds the record of another run, or something else.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _lock(path)
+        if rerun:
+            _empty(path)
+        if (path / "run.json").exists():
+            record = cls.load(path)
+            if record.head["run_id"] != run_id:
+                raise ValueError(f"{path} holds the record of {record.head['run_id']}, not of {run_id}")
+        else:
+            head = {"schema": SCHEMA, "run_id": run_id, "name": name, "status": INTERRUPTED, **facts}
+            head |= {"created": now(), "finished": None, "segments": [], "code": {}, "error": None}
+            record = cls(path, head)
+            write_json(path / "config.json", config)
+            record._write_head()
+        record._lock = lock
+        return record
+
+    @classmethod
+    def load(cls, path: Path) -> RunRecord:
+        """Read a record.
+
+        Raises:
+            ValueError: if there is none, or one of another schema.
+        """
+        try:
+            head = json.loads((path / "run.json").read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"no run record in {path}: {error}") from error
+        if head.get("schema") != SCHEMA:
+            raise ValueError(f"{path}/run.json has schema {head.get('schema')!r}, this code reads {SCHEMA}")
+        return cls(path, head)
+
+    @property
+    def status(self) -> str:
+        """One of :data:`STATUSES`; ``running`` also for a run that was killed together with its launcher."""
+        return str(self.head["status"])
+
+    @property
+    def restarts(self) -> int:
+        """How often the run was continued."""
+        return max(0, len(self.head["segments"]) - 1)
+
+    def begin_segment(self, **facts: Any) -> bool:
+        """Note that the run starts or goes on here and now.
+
+        Args:
+            facts: what else to note of this segment.
+
+        Returns:
+            Whether the code is the same as in the segment before.
+        """
+        code, patch = code_identity()
+        before = self.head["segments"][-1]["code"] if self.head["segments"] else None
+        previous = self.path / "code.diff"
+        same = before is None or (before == code and (previous.read_text() if previous.exists() else "") == patch)
+        if not self.head["segments"]:
+            self.head["code"] = code
+        if patch or not same:
+            write_text(previous, patch)
+        write_json(self.path / "environment.json", environment_facts())
+        segment = {"start": now(), "end": None, "host": socket.gethostname(), "end_reason": None, "code": code, **facts}
+        self.head["segments"].append(segment)
+        self.head |= {"status": RUNNING, "finished": None, "error": None}
+        self._write_head()
+        return same
+
+    def end_segment(self, status: str, error: Mapping[str, Any] | None = None) -> None:
+        """Note that the run ends here: ``finished``, ``failed`` or ``interrupted``.
+
+        Raises:
+            ValueError: for another status.
+        """
+        if status not in STATUSES[1:]:
+            raise ValueError(f"status {status!r} is not one of: {', '.join(STATUSES[1:])}")
+        moment = now()
+        if self.head["segments"]:
+            self.head["segments"][-1] |= {"end": moment, "end_reason": status}
+        self.head |= {"status": status, "error": dict(error) if error else None}
+        self.head["finished"] = moment if status == FINISHED else None
+        self._write_head()
+
+    def write(self, name: str, data: Any) -> None:
+        """Replace one of the record's JSON files."""
+        write_json(self.path / name, data)
+
+    def read(self, name: str) -> Any:
+        """The content of one of the record's JSON files, or None."""
+        path = self.path / name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Append a metrics row with at least ``kind`` (``train`` or ``eval``) and ``iter``; it is flushed at once."""
+        if self._metrics is None:
+            path = self.path / "metrics.jsonl"
+            _cut_torn_row(path)
+            self._metrics = path.open("a")
+        self._metrics.write(json.dumps(dict(row)) + "\n")
+        self._metrics.flush()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics, one row per kind and iteration."""
+        return last_rows(read_rows(self.path / "metrics.jsonl"))
+
+    def timeline_path(self, iteration: int, rank: int) -> Path:
+        """Where a rank saves the timeline of an iteration."""
+        return self.path / "timelines" / f"iter{iteration:06d}.rank{rank}.json"
+
+    def timeline_paths(self) -> dict[int, list[Path]]:
+        """The saved timelines of each iteration, in the order of the ranks."""
+        found: dict[int, list[Path]] = {}
+        for path in (self.path / "timelines").glob("iter*.rank*.json"):
+            found.setdefault(int(path.name[4:].partition(".")[0]), []).append(path)
+        return {i: sorted(found[i], key=lambda p: int(p.name.split(".")[1][4:])) for i in sorted(found)}
+
+    def close(self) -> None:
+        """Release the files and the lock."""
+        for file in (self._metrics, self._lock):
+            if file is not None:
+                file.close()
+        self._metrics = self._lock = None
+
+    def _write_head(self) -> None:
+        write_json(self.path / "run.json", self.head)
+
+
+def find_records(root: Path) -> list[RunRecord]:
+    """All records at or below a folder, in the order of their paths."""
+    return [RunRecord.load(path.parent) for path in sorted(root.rglob("run.json"))]
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _lock(path: Path) -> IO[str]:
+    """An exclusive lock that the kernel releases when its process ends, however that comes about."""
+    file = (path / ".lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip()
+        file.close()
+        raise RecordInUseError(f"{path} is being written by {holder or 'another process'}") from None
+    except OSError:  # a file system without locks
+        return file
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file
+
+
+def _empty(path: Path) -> None:
+    for child in path.iterdir():
+        if child.name == ".lock":
+            continue
+        shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+
+
+def _cut_torn_row(path: Path) -> None:
+    """Remove what a crash left of a row, so that the next one starts on a line of its own."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)

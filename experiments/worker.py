@@ -1,0 +1,65 @@
+"""One rank, started by :mod:`experiments.launch`: ``python -m experiments.worker FOLDER RANK PARENT``."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from experiments.ranks import Rank, die_with_parent
+
+JOB_FILE = "job.json"
+
+
+def error_file(folder: Path, rank: int) -> Path:
+    """Where a rank leaves its error for the launcher."""
+    return folder / f"error.rank{rank}.json"
+
+
+def result_file(folder: Path) -> Path:
+    """Where rank 0 leaves what the job's function returned."""
+    return folder / "result.json"
+
+
+def main() -> None:
+    """Run the job's function as one rank; an exception is left in a file for the launcher."""
+    folder, rank, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    die_with_parent(parent)
+    faulthandler.enable()
+    job = json.loads((folder / JOB_FILE).read_text())
+    size = job["world_size"]
+    me = Rank(rank=rank, world_size=size, local_rank=rank, init_method=f"file://{folder}/rendezvous")
+    try:
+        module, _, function = job["target"].partition(":")
+        result = getattr(importlib.import_module(module), function)(job["payload"], me)
+        if rank == 0:
+            result_file(folder).write_text(json.dumps(result))
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            raise
+        _leave(error_file(folder, rank), error, rank)
+        # Other threads (gloo's, a reader's) may be stuck with the ranks that are gone.
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def _leave(path: Path, error: BaseException, rank: int) -> None:
+    facts = {
+        "rank": rank,
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "time": time.time(),
+    }
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(facts))
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Records survive crashes, restarts and readers at any moment, and hold no secret."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from experiments.provenance import code_identity, environment_facts
+from experiments.records import RecordInUseError, RunRecord, find_records, read_rows
+
+FACTS = {"schedule": "spdkfac", "model": "mlp", "data": "digits", "world_size": 2, "seed": 0}
+
+
+def new_record(path, run_id="mlp-x", **options):
+    return RunRecord.open(path, run_id=run_id, name="x", facts=FACTS, config={"batch_size": 32}, **options)
+
+
+def test_life_of_a_record(tmp_path):
+    record = new_record(tmp_path / "r")
+    assert record.begin_segment(why="first")
+    record.log({"kind": "train", "iter": 0, "loss": 2.0})
+    record.log({"kind": "train", "iter": 1, "loss": 1.0})
+    record.end_segment("interrupted")
+    record.close()
+
+    record = new_record(tmp_path / "r")
+    record.begin_segment()
+    assert (record.status, record.restarts) == ("running", 1)
+    record.log({"kind": "train", "iter": 1, "loss": 0.5})  # repeated after a resume: the last one counts
+    record.log({"kind": "eval", "iter": 1, "loss": 0.4})
+    record.end_segment("finished")
+    record.close()
+
+    read = RunRecord.load(tmp_path / "r")
+    assert [(row["kind"], row["loss"]) for row in read.rows()] == [("train", 2.0), ("train", 0.5), ("eval", 0.4)]
+    assert [segment["end_reason"] for segment in read.head["segments"]] == ["interrupted", "finished"]
+    assert read.head["finished"] and read.head["error"] is None and read.head["schema"] == 1
+    assert {**FACTS, "status": "finished"}.items() <= read.head.items()
+    assert read.read("config.json") == {"batch_size": 32}
+    assert [r.path for r in find_records(tmp_path)] == [tmp_path / "r"]
+
+
+def test_rows_survive_a_kill_and_a_torn_row_is_cut(tmp_path):
+    script = """
+        import os, sys, signal
+        from pathlib import Path
+        from experiments.records import RunRecord
+        record = RunRecord.open(Path(sys.argv[1]), run_id="a", name="a", facts={}, config={})
+        record.begin_segment()
+        for i in range(50):
+            record.log({"kind": "train", "iter": i})
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    path = tmp_path / "r"
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(path)], check=False)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "it')
+    assert len(list(read_rows(path / "metrics.jsonl"))) == 50
+    record = RunRecord.open(path, run_id="a", name="a", facts={}, config={})  # the dead process holds no lock
+    assert record.status == "running"
+    record.log({"kind": "train", "iter": 50})
+    assert [row["iter"] for row in record.rows()] == list(range(51))
+
+
+def test_damage_in_the_middle_is_an_error(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "iter": 0}\n{"kind"\n{"kind": "train", "iter": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2, is damaged"):
+        list(read_rows(tmp_path / "metrics.jsonl"))
+
+
+def test_two_writers_and_foreign_records_are_refused(tmp_path):
+    record = new_record(tmp_path / "r")
+    with pytest.raises(RecordInUseError, match=f"process {os.getpid()}"):
+        new_record(tmp_path / "r")
+    record.close()
+    with pytest.raises(ValueError, match="holds the record of mlp-x, not of other"):
+        new_record(tmp_path / "r", run_id="other")
+
+
+def test_rerun_starts_over(tmp_path):
+    record = new_record(tmp_path / "r")
+    record.begin_segment()
+    record.log({"kind": "train", "iter": 0})
+    record.write("plan.json", {})
+    record.close()
+    record = new_record(tmp_path / "r", rerun=True)
+    assert record.rows() == [] and record.read("plan.json") is None and record.restarts == 0
+
+
+def test_timelines_are_found_in_order(tmp_path):
+    record = new_record(tmp_path / "r")
+    for iteration, rank in [(20, 1), (5, 10), (5, 2), (20, 0)]:
+        path = record.timeline_path(iteration, rank)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    found = record.timeline_paths()
+    assert list(found) == [5, 20]
+    assert [path.name for path in found[5]] == ["iter000005.rank2.json", "iter000005.rank10.json"]
+
+
+def test_no_secret_is_recorded():
+    secret = "s3cr3t"
+    environ = {f"{name}": secret for name in ("WANDB_API_KEY", "gh_token", "My_Secret", "DB_PASSWORD", "AWS_SECRET_ACCESS")}
+    environ |= {"HTTPS_PROXY": f"http://user:{secret}@proxy:80", "OMP_NUM_THREADS": "1"}
+    facts = environment_facts(environ)
+    assert secret not in json.dumps(facts)
+    assert facts["variables"] == {"HTTPS_PROXY": "http://***@proxy:80", "OMP_NUM_THREADS": "1"}
+    assert facts["packages"]["torch"]
+
+
+def test_code_identity_of_a_checkout(tmp_path):
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "code.py").write_text("x = 1\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "a")
+    clean, patch = code_identity(package)
+    assert len(clean["commit"]) == 40 and not clean["dirty"] and patch == ""
+    (package / "code.py").write_text("x = 2\n")
+    (package / "new.py").write_text("y = 3\n")
+    dirty, patch = code_identity(package)
+    assert dirty["commit"] == clean["commit"] and dirty["dirty"]
+    assert "+x = 2" in patch and "+y = 3" in patch
+
+
+def test_code_identity_outside_a_checkout(tmp_path):
+    identity, patch = code_identity(tmp_path)
+    assert set(identity) == {"version"} and patch == ""
+
+
+def test_changed_code_is_noticed(tmp_path, monkeypatch):
+    patches = iter(["a", "a", "b", ""])
+    monkeypatch.setattr("experiments.records.code_identity", lambda: ({"commit": "c", "dirty": True}, next(patches)))
+    record = new_record(tmp_path / "r")
+    assert [record.begin_segment() for _ in range(4)] == [True, True, False, False]
+
+
+def test_records_load_without_torch():
+    code = "import sys, experiments.records; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
