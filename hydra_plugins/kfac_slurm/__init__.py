@@ -1,0 +1,1 @@
+"""Hydra's launcher ``hydra/launcher=slurm``: a thin front of ``slurm.launcher``."""

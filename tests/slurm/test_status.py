@@ -1,0 +1,119 @@
+"""The state of runs from records and queue."""
+
+import json
+
+import pytest
+
+from slurm import manifest
+from slurm.__main__ import main
+from slurm.queue import QueuedJob, SlurmError, jobs
+from slurm.status import decide, error_output, sweep_status, table
+
+
+def queued(state: str) -> QueuedJob:
+    return QueuedJob(state, "Priority", "node0")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "in_queue", "state"),
+    [
+        ("finished", None, "finished"),
+        ("finished", "RUNNING", "finished"),
+        (None, "PENDING", "pending"),
+        ("failed", "PENDING", "pending"),  # submitted again
+        ("running", "REQUEUED", "pending"),
+        ("running", "RUNNING", "running"),
+        (None, "COMPLETING", "running"),
+        ("failed", "FAILED", "failed"),
+        ("running", "FAILED", "failed"),  # killed before it could write
+        ("running", "COMPLETED", "failed"),  # ended without finishing its record
+        ("running", "CANCELLED", "cancelled"),
+        ("interrupted", "TIMEOUT", "interrupted"),
+        ("running", "TIMEOUT", "failed"),
+        ("running", None, "lost"),
+        (None, None, "lost"),
+        ("failed", None, "failed"),
+    ],
+)
+def test_decide(recorded, in_queue, state):
+    assert decide(recorded, in_queue and queued(in_queue)) == state
+
+
+def submission(run_id: str, job_id: str) -> manifest.Submission:
+    return manifest.Submission(
+        run_id=run_id, job_id=job_id, submitted="2024-01-01T00:00:00+00:00", overrides=("seed=1",), world_size=2,
+        resources={"nodes": 1}, logs=f".slurm/{job_id}",
+    )  # fmt: skip
+
+
+def record(sweep, run_id, status, iterations=0, error=None):
+    folder = sweep / run_id
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"run_id": run_id, "status": status, "error": error}))
+    rows = [{"kind": "train", "iter": i, "loss": 2.0 - i} for i in range(iterations)]
+    rows.append({"kind": "eval", "iter": 9, "loss": 9.0})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "tr')
+
+
+def test_a_sweep_in_every_state(tmp_path):
+    manifest.append(tmp_path, [submission("old", "1"), submission("a", "5_0"), submission("b", "5_1")])
+    manifest.append(tmp_path, [submission("old", "7"), submission("c", "8")])
+    record(tmp_path, "a", "finished", 2)
+    record(tmp_path, "b", "failed", 1, {"type": "ValueError", "message": "no luck\nmore"})
+    record(tmp_path, "local", "finished", 3)
+    rows = {row.run_id: row for row in sweep_status(tmp_path, {"7": queued("PENDING"), "1": queued("FAILED")})}
+    assert {run_id: row.state for run_id, row in rows.items()} == {
+        "old": "pending", "a": "finished", "b": "failed", "c": "lost", "local": "finished",
+    }  # fmt: skip
+    assert (rows["old"].job_id, rows["old"].reason) == ("7", "Priority")
+    assert (rows["a"].iteration, rows["a"].loss) == (1, 1.0)
+    assert rows["b"].reason == "no luck"
+    text = table(list(rows.values()))
+    assert text.splitlines()[-1] == "1 failed, 2 finished, 1 lost, 1 pending"
+    assert len(text.splitlines()) == 1 + 5 + 2
+
+
+def test_a_cut_manifest_line_is_passed_over_and_another_schema_is_not(tmp_path):
+    manifest.append(tmp_path, [submission("a", "5")])
+    with (tmp_path / manifest.FILE).open("a") as file:
+        file.write('{"schema": 1, "run_id"')
+    assert list(manifest.read(tmp_path)) == ["a"]
+    (tmp_path / manifest.FILE).write_text('{"schema": 99}\n')
+    with pytest.raises(ValueError, match="another version"):
+        manifest.read(tmp_path)
+
+
+def test_the_output_shown_is_that_of_the_rank_that_raised(tmp_path):
+    logs = tmp_path / ".slurm" / "5"
+    logs.mkdir(parents=True)
+    (logs / "5_0_log.err").write_text("srun: error: killed\n")
+    (logs / "5_1_log.err").write_text("noise\n" * 50 + "Traceback (most recent call last):\nValueError: no luck\n")
+    assert error_output(tmp_path, submission("a", "5"), lines=2).splitlines()[-1] == "ValueError: no luck"
+    assert "srun" not in error_output(tmp_path, submission("a", "5"))
+
+
+def test_the_queue_is_asked_only_for_what_is_wanted(stand_ins):
+    (stand_ins / "queue").write_text("5_0|RUNNING|None|node0\n5_1|PENDING|Priority|\n6|FAILED|NonZeroExitCode|node1\n")
+    assert jobs([]) == {}
+    assert jobs(["5_1", "9"]) == {"5_1": QueuedJob("PENDING", "Priority", "")}
+
+
+def test_a_queue_that_cannot_be_asked_says_nothing_about_jobs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmError, match="squeue is not on this machine"):
+        jobs(["5"])
+
+
+def test_commands(stand_ins, capsys):
+    sweep = stand_ins / "sweep"
+    sweep.mkdir()
+    assert main(["status", str(sweep)]) == 2
+    assert "holds no runs" in capsys.readouterr().err
+    manifest.append(sweep, [submission("a", "5_0"), submission("b", "5_1")])
+    (stand_ins / "queue").write_text("5_0|RUNNING|None|node0\n5_1|COMPLETED|None|node0\n")
+    record(sweep, "b", "finished", 2)
+    assert main(["status", str(sweep), "--json"]) == 0
+    assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["running", "finished"]
+    assert main(["cancel", str(sweep)]) == 0
+    assert (stand_ins / "cancelled").read_text() == "5_0\n"
+    assert main(["status", "no-such-sweep"]) == 2
