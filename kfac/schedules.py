@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from kfac.planning.messages import plan_messages
-from kfac.planning.placement import inverse_sequence, plan_placement
+from kfac.planning.placement import inverse_sequence, plan_placement, sequence_finish_s
 from kfac.planning.plan import FactorSpec, Plan
 from kfac.planning.profiles import ClusterProfile, ModelProfile
-from kfac.planning.schedule_config import CHOICES, ScheduleConfig
+from kfac.planning.schedule_config import ScheduleConfig
 from kfac.simulation import simulate
 
 AUTO = "auto"
@@ -89,51 +89,71 @@ def _split(schedule: str | Mapping[str, Any]) -> tuple[str | None, dict[str, Any
 
 
 def _plan(schedule: ScheduleConfig, model: ModelProfile, cluster: ClusterProfile) -> Plan:
-    factors = tuple(
-        factor
-        for layer in model.layers
-        if layer.has_factors and schedule.curvature
-        for factor in (FactorSpec(layer.name, "A", layer.a_dim), FactorSpec(layer.name, "G", layer.g_dim))
-    )
-    dims = [factor.dim for factor in factors]
-    placement = plan_placement(dims, cluster.world_size, cluster, schedule.placement, lbp_rule=schedule.lbp_rule)
-    if schedule.inverse_broadcast == "as_ready":
-        sequence = inverse_sequence(placement, dims, cluster)
-    else:
-        sequence = tuple(range(len(factors)))  # all inversions come first: only the owners matter
+    factors = _factors(schedule, model)
+    owner, sequence = _inversions(schedule, [factor.dim for factor in factors], cluster)
     return Plan(
         schedule=schedule,
         world_size=cluster.world_size,
         layers=tuple(layer.name for layer in model.layers),
         factors=factors,
         messages=plan_messages(schedule, model, factors, cluster),
-        inverse_owner=placement.owner,
+        inverse_owner=owner,
         inverse_sequence=sequence,
     )
+
+
+def _factors(schedule: ScheduleConfig, model: ModelProfile) -> tuple[FactorSpec, ...]:
+    return tuple(
+        factor
+        for layer in model.layers
+        if layer.has_factors and schedule.curvature
+        for factor in (FactorSpec(layer.name, "A", layer.a_dim), FactorSpec(layer.name, "G", layer.g_dim))
+    )
+
+
+def _inversions(
+    schedule: ScheduleConfig, dims: Sequence[int], cluster: ClusterProfile
+) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+    """Every factor's owner, and the sequence that all ranks walk."""
+    placement = plan_placement(dims, cluster.world_size, cluster, schedule.placement, lbp_rule=schedule.lbp_rule)
+    if schedule.inverse_broadcast == "as_ready":
+        return placement.owner, inverse_sequence(placement, dims, cluster)
+    return placement.owner, tuple(range(len(dims)))  # all inversions come first: only the owners matter
 
 
 def _fastest(fixed: Mapping[str, Any], model: ModelProfile, cluster: ClusterProfile) -> Plan:
     """The fastest plan over the switches.
 
-    Inversions begin when all messages have arrived, so the switches of the messages and those of the inversions are
-    chosen one after the other without losing anything. Of equally fast plans the first is taken.
+    Inversions begin when all messages have arrived, so the switches of the messages and those of the inversions can be
+    chosen one after the other without losing anything: the former by simulation with inversions that every rank does
+    (the smallest task graph), the latter by the time their sequence takes. Of equally fast ones the first is taken.
     """
     base = ScheduleConfig.from_dict(dict(fixed))  # also checks the keys and values
-    stages: tuple[dict[str, tuple[Any, ...]], ...] = (
-        {
-            "pipelining": ("layerwise", "none"),
-            "fusion": ("optimal", "greedy", "threshold", "none"),
-            "gradient_pipelining": (True, False),
-        },
-        {"placement": ("optimized", "lbp", "seq_dist", "non_dist"), "inverse_broadcast": CHOICES["inverse_broadcast"]},
-    )
-    best = _plan(base, model, cluster)
-    for stage in stages:
-        free = {key: values for key, values in stage.items() if key not in fixed}
-        start = best.schedule
-        plans = [
-            _plan(replace(start, **dict(zip(free, values, strict=True))), model, cluster)
-            for values in product(*free.values())
-        ]
-        best = min(plans, key=lambda plan: simulate(plan, model, cluster).iteration_s)
-    return best
+    dims = [factor.dim for factor in _factors(base, model)]
+
+    def message_time_s(schedule: ScheduleConfig) -> float:
+        return simulate(_plan(replace(schedule, placement="non_dist"), model, cluster), model, cluster).iteration_s
+
+    def inversion_time_s(schedule: ScheduleConfig) -> float:
+        owner, sequence = _inversions(schedule, dims, cluster)
+        return sequence_finish_s(owner, sequence, cluster.world_size, dims, cluster, schedule.inverse_broadcast)
+
+    def variants(schedule: ScheduleConfig, switches: Mapping[str, Sequence[Any]]) -> Iterator[ScheduleConfig]:
+        free = {key: values for key, values in switches.items() if key not in fixed}
+        for values in product(*free.values()):
+            yield replace(schedule, **dict(zip(free, values, strict=True)))
+
+    best = min(variants(base, _MESSAGE_SWITCHES), key=message_time_s)
+    best = min(variants(best, _INVERSION_SWITCHES), key=inversion_time_s)
+    return _plan(best, model, cluster)
+
+
+_MESSAGE_SWITCHES: dict[str, tuple[Any, ...]] = {
+    "pipelining": ("layerwise", "none"),
+    "fusion": ("optimal", "greedy", "threshold", "none"),
+    "gradient_pipelining": (True, False),
+}
+_INVERSION_SWITCHES: dict[str, tuple[Any, ...]] = {
+    "placement": ("optimized", "lbp", "seq_dist", "non_dist"),
+    "inverse_broadcast": ("as_ready", "after_all"),
+}

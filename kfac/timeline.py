@@ -110,8 +110,11 @@ class Timeline:
         """
         weights = {rank: self.rank_counts.get(rank, 1) for rank in self.ranks}
         total = dict.fromkeys((*KINDS, OTHER), 0.0)
+        by_rank: dict[int, list[Span]] = defaultdict(list)
+        for span in self.spans:
+            by_rank[span.rank].append(span)
         for rank, weight in weights.items():
-            for kind, seconds in self._exposed(rank).items():
+            for kind, seconds in self._exposed(by_rank[rank]).items():
                 total[kind] += weight * seconds
         count = sum(weights.values())
         if count == 0:
@@ -131,8 +134,7 @@ class Timeline:
         busy, exposed = self.busy_s(), self.breakdown_s()
         return {kind: max(0.0, busy[kind] - exposed[kind]) for kind in COMMUNICATION_KINDS}
 
-    def _exposed(self, rank: int) -> dict[str, float]:
-        spans = [s for s in self.spans if s.rank == rank]
+    def _exposed(self, spans: list[Span]) -> dict[str, float]:
         result: dict[str, float] = defaultdict(float)
         marks = sorted({0.0, self.iteration_s, *(t for s in spans for t in (s.start_s, s.end_s))})
         marks = [t for t in marks if 0.0 <= t <= self.iteration_s]

@@ -9,12 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kfac.planning.placement_bound import placement_lower_bound_s
-from kfac.planning.placement_model import InverseCosts, Placement, inverse_sequence, placement_finish_s
+from kfac.planning.placement_model import (
+    InverseCosts,
+    Placement,
+    inverse_sequence,
+    placement_finish_s,
+    sequence_finish_s,
+)
 from kfac.planning.placement_search import optimized_placement
 from kfac.planning.profiles import ClusterProfile
 from kfac.planning.schedule_config import CHOICES
 
-__all__ = ["Placement", "inverse_sequence", "placement_finish_s", "placement_lower_bound_s", "plan_placement"]
+__all__ = [
+    "Placement",
+    "inverse_sequence",
+    "placement_finish_s",
+    "placement_lower_bound_s",
+    "plan_placement",
+    "sequence_finish_s",
+]
 
 
 def plan_placement(

@@ -138,6 +138,39 @@ def inverse_sequence(placement: Placement, dims: Sequence[int], cluster: Cluster
     return tuple(sequence)
 
 
+def sequence_finish_s(
+    owner: Sequence[int | None],
+    sequence: Sequence[int],
+    world_size: int,
+    dims: Sequence[int],
+    cluster: ClusterProfile,
+    inverse_broadcast: str,
+) -> float:
+    """Seconds until every rank has every inverse when all ranks walk one sequence.
+
+    That is what a Plan does. It is never earlier than :func:`placement_finish_s` of the same owners and orders, since a
+    broadcast here waits until every rank has inverted what comes before it in the sequence; with ``after_all`` every
+    broadcast waits for every inversion.
+    """
+    costs = InverseCosts.of(dims, cluster)
+    ranks = {rank: 0.0 for rank in owner if rank is not None}
+    if len(ranks) < world_size:
+        ranks[-1] = 0.0  # stands for those that own nothing
+    channel = held = 0.0
+    for i in sequence:
+        rank = owner[i]
+        for r in ranks if rank is None else (rank,):
+            ranks[r] += costs.invert_s[i]
+        if rank is None or world_size == 1:
+            continue
+        if inverse_broadcast == "as_ready":
+            channel = max(channel, *ranks.values()) + costs.broadcast_s[i]
+        else:
+            held += costs.broadcast_s[i]
+    computed = max(ranks.values(), default=0.0)
+    return max(computed, channel, computed + held)
+
+
 def channel_finish_s(placement: Placement, costs: InverseCosts) -> float:
     """When the last broadcast has arrived (0 without any)."""
     finished = []

@@ -1,50 +1,59 @@
-"""Our inverse placement: a deterministic search over which factors are broadcast.
+"""Our inverse placement: a deterministic search over what is broadcast, by whom and when.
 
 A factor that every rank inverts is never worth inverting before one that has to be sent, so every rank inverts its own
-factors first and the common ones while broadcasts are under way. What is left to choose is which factors are
-broadcast, by whom, and in which order a rank inverts its own. Factors of equal cost are interchangeable: the search
-moves in counts per distinct cost. Nothing in it depends on the clock, so every rank finds the same placement.
+factors first and the common ones while broadcasts are under way. What is left to choose is which factors are broadcast,
+by whom, and in which order a rank inverts its own. The search has two stages: how many factors of each cost are
+broadcast, with the longest-processing-time rule as the assignment; then single moves of factors. Nothing in it depends
+on the clock, so it finds the same placement everywhere.
 """
 
 from __future__ import annotations
 
 import heapq
+import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kfac.planning.placement_model import InverseCosts, Placement, channel_finish_s, compute_finish_s
 
-_BUDGET = 150_000
-"""Broadcasts that the search may evaluate in all: a fraction of a second."""
+_STAGE_BUDGET = 150_000
+"""Broadcasts that each stage may evaluate: about a tenth of a second."""
 
 Counts = tuple[int, ...]
-Jobs = list[tuple[float, float, int]]
-"""(seconds to invert, seconds to broadcast, factor)"""
-
-_ORDERS: tuple[Callable[[tuple[float, float, int]], tuple[float, ...]], ...] = (
-    lambda job: (job[0], job[2]),  # cheapest first: the channel starts early
-    lambda job: (-job[1], job[2]),  # dearest broadcast first: the last one is short
-)
 
 
-@dataclass(frozen=True)
-class _Candidate:
+class _Job(NamedTuple):
+    """A factor that one rank inverts and broadcasts."""
+
+    invert_s: float
+    broadcast_s: float
+    factor: int
+
+
+class _Value(NamedTuple):
+    """How good an assignment is, compared in this order."""
+
     finish_s: float
     slack_s: float
-    counts: Counts
-    order: int
+    """Channel's plus ranks' finish: of two equal finishes the one that leaves more room is better."""
+
+
+_ORDERS: tuple[Callable[[_Job], tuple[float, int]], ...] = (
+    lambda job: (job.invert_s, job.factor),  # cheapest first: the channel starts early
+    lambda job: (-job.broadcast_s, job.factor),  # dearest broadcast first: the last one is short
+)
 
 
 def optimized_placement(costs: InverseCosts, world_size: int, baselines: Sequence[Placement]) -> Placement:
     """The best placement found; never later than any of ``baselines``."""
+
+    def finish_s(placement: Placement) -> float:
+        return max(channel_finish_s(placement, costs), compute_finish_s(placement, costs))
+
     search = _Search(costs, world_size)
-    found = search.best()
-    return min([*baselines, search.placement(found)], key=lambda placement: _finish(placement, costs))
-
-
-def _finish(placement: Placement, costs: InverseCosts) -> float:
-    return max(channel_finish_s(placement, costs), compute_finish_s(placement, costs))
+    ranks = search.moved(search.counted())
+    return min([search.placement(ranks), *baselines], key=finish_s)
 
 
 class _Search:
@@ -52,48 +61,105 @@ class _Search:
         kinds: dict[tuple[float, float], list[int]] = defaultdict(list)
         for i, cost in enumerate(zip(costs.invert_s, costs.broadcast_s, strict=True)):
             kinds[cost].append(i)
-        # Dearest inverse first: the order in which the longest-processing-time rule assigns.
+        # Factors of equal cost are interchangeable; dearest first, as the longest-processing-time rule assigns.
         self.kinds = sorted(kinds.items(), key=lambda kind: (-kind[0][0], kind[1]))
         self.total_s = sum(costs.invert_s)
+        self.costs = costs
         self.count = len(costs.invert_s)
         self.world_size = world_size
-        self.budget = _BUDGET
 
-    def best(self) -> _Candidate:
-        best = min(self._starts(), key=_rank)
-        improved = True
-        while improved and self.budget > 0:
-            improved = False
-            for counts in self._neighbours(best.counts):
-                candidate = self._evaluate(counts)
-                if _rank(candidate) < _rank(best):
-                    best, improved = candidate, True
-                if self.budget <= 0:
-                    break
-        return best
+    def value(self, ranks: Sequence[Sequence[_Job]]) -> _Value:
+        """Of an assignment: per rank its own factors in order; all others are inverted by every rank."""
+        finishes: list[tuple[float, float]] = []
+        owned = longest = 0.0
+        for own in ranks:
+            now = 0.0
+            for invert_s, broadcast_s, _ in own:
+                now += invert_s
+                finishes.append((now, broadcast_s))
+            owned += now
+            longest = max(longest, now)
+        finishes.sort()
+        channel = 0.0
+        for finish, broadcast_s in finishes:
+            channel = (channel if channel > finish else finish) + broadcast_s
+        compute = self.total_s - owned + longest
+        return _Value(max(channel, compute), channel + compute)
 
-    def placement(self, candidate: _Candidate) -> Placement:
+    def placement(self, ranks: Sequence[Sequence[_Job]]) -> Placement:
+        """The assignment as a placement."""
         owner: list[int | None] = [None] * self.count
         sent = []
-        for rank, jobs in enumerate(self._assign(candidate.counts)):
+        for rank, own in enumerate(ranks):
             now = 0.0
-            for place, (invert_s, _, i) in enumerate(sorted(jobs, key=_ORDERS[candidate.order])):
-                owner[i] = rank
-                now += invert_s
-                sent.append((now, place, i))
+            for place, job in enumerate(own):
+                owner[job.factor] = rank
+                now += job.invert_s
+                sent.append((now, place, job.factor))
         sequence = [i for _, _, i in sorted(sent)] + [i for i in range(self.count) if owner[i] is None]
         return Placement.from_sequence(owner, sequence, self.world_size)
 
-    def _starts(self) -> Iterator[_Candidate]:
-        """Broadcast the factors with the most saved computing per second of channel: every prefix of that order."""
-        by_gain = sorted(
-            range(len(self.kinds)), key=lambda v: (self.kinds[v][0][1] / (self.kinds[v][0][0] or 1e-30), v)
-        )
+    def counted(self) -> list[list[_Job]]:
+        """First stage: descend over how many factors of each cost are broadcast."""
+        best, counts, ranks = min(map(self._built, self._prefixes()), key=lambda built: built[:2])
+        spent, improved = 0, True
+        while improved and spent < _STAGE_BUDGET:
+            improved = False
+            for neighbour in self._neighbours(counts):
+                built = self._built(neighbour)
+                spent += len(_ORDERS) * (sum(neighbour) + 20)
+                if built[0] < best:
+                    best, counts, ranks = built
+                    improved = True
+                if spent >= _STAGE_BUDGET:
+                    break
+        return ranks
+
+    def moved(self, ranks: list[list[_Job]]) -> list[list[_Job]]:
+        """Second stage: move single factors between ranks, places and "every rank"; keep what is not worse."""
+        ranks = [*ranks, *([] for _ in range(min(self.world_size, self.count) - len(ranks)))]
+        owned = {job.factor for own in ranks for job in own}
+        everywhere = [self._job(i) for i in range(self.count) if i not in owned]
+        dice = random.Random(0)
+        best, spent = self.value(ranks), 0
+        while ranks and spent < _STAGE_BUDGET:
+            source, target = dice.choice([*ranks, everywhere]), dice.choice([*ranks, everywhere])
+            spent += sum(map(len, ranks)) + len(ranks) + 20
+            if not source:
+                continue
+            place, goal = dice.randrange(len(source)), dice.randrange(len(target) + 1)
+            # Exchange two factors where the goal holds one (half of the time), else move one.
+            exchange = goal < len(target) and source is not target and dice.random() < 0.5
+            if exchange:
+                source[place], target[goal] = target[goal], source[place]
+            else:
+                job = source.pop(place)
+                goal = min(goal, len(target))
+                target.insert(goal, job)
+            value = self.value(ranks)
+            if value <= best:
+                best = value
+            elif exchange:
+                source[place], target[goal] = target[goal], source[place]
+            else:
+                source.insert(place, target.pop(goal))
+        return ranks
+
+    def _job(self, i: int) -> _Job:
+        return _Job(self.costs.invert_s[i], self.costs.broadcast_s[i], i)
+
+    def _prefixes(self) -> Iterator[Counts]:
+        """Broadcast the kinds with the most computing saved per second of the channel: every prefix of that order."""
+
+        def price(v: int) -> float:
+            (invert_s, broadcast_s), _ = self.kinds[v]
+            return broadcast_s / invert_s if invert_s else float("inf")
+
         counts = [0] * len(self.kinds)
-        yield self._evaluate(tuple(counts))
-        for v in by_gain:
+        yield tuple(counts)
+        for v in sorted(range(len(self.kinds)), key=price):
             counts[v] = len(self.kinds[v][1])
-            yield self._evaluate(tuple(counts))
+            yield tuple(counts)
 
     def _neighbours(self, counts: Counts) -> Iterator[Counts]:
         for v, (_, factors) in enumerate(self.kinds):
@@ -101,35 +167,15 @@ class _Search:
                 if 0 <= counts[v] + step <= len(factors):
                     yield (*counts[:v], counts[v] + step, *counts[v + 1 :])
 
-    def _assign(self, counts: Counts) -> list[Jobs]:
-        jobs: list[Jobs] = [[] for _ in range(min(self.world_size, max(1, sum(counts))))]
-        loads = [(0.0, rank) for rank in range(len(jobs))]
-        for ((invert_s, broadcast_s), factors), count in zip(self.kinds, counts, strict=True):
+    def _built(self, counts: Counts) -> tuple[_Value, Counts, list[list[_Job]]]:
+        """The better order of the longest-processing-time assignment of these counts."""
+        ranks: list[list[_Job]] = [[] for _ in range(min(self.world_size, max(1, sum(counts))))]
+        loads = [(0.0, rank) for rank in range(len(ranks))]
+        for (_, factors), count in zip(self.kinds, counts, strict=True):
             for i in factors[:count]:
                 load, rank = loads[0]
-                heapq.heapreplace(loads, (load + invert_s, rank))
-                jobs[rank].append((invert_s, broadcast_s, i))
-        return jobs
-
-    def _evaluate(self, counts: Counts) -> _Candidate:
-        jobs = self._assign(counts)
-        self.budget -= len(_ORDERS) * (sum(counts) + 20)
-        local = self.total_s - sum(c * n for ((c, _), _), n in zip(self.kinds, counts, strict=True))
-        compute = local + max(sum(job[0] for job in own) for own in jobs)
-        candidates = []
-        for number, order in enumerate(_ORDERS):
-            finishes = []
-            for own in jobs:
-                now = 0.0
-                for invert_s, broadcast_s, _ in sorted(own, key=order):
-                    now += invert_s
-                    finishes.append((now, broadcast_s))
-            channel = 0.0
-            for finish, broadcast_s in sorted(finishes):
-                channel = max(channel, finish) + broadcast_s
-            candidates.append(_Candidate(max(channel, compute), channel + compute, counts, number))
-        return min(candidates, key=_rank)
-
-
-def _rank(candidate: _Candidate) -> tuple[float, float, Counts, int]:
-    return candidate.finish_s, candidate.slack_s, candidate.counts, candidate.order
+                heapq.heapreplace(loads, (load + self.costs.invert_s[i], rank))
+                ranks[rank].append(self._job(i))
+        ordered = [[sorted(own, key=order) for own in ranks] for order in _ORDERS]
+        value, number = min((self.value(candidate), number) for number, candidate in enumerate(ordered))
+        return value, counts, ordered[number]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kfac.planning.plan import Message, Plan
+from kfac.planning.plan import Plan
 from kfac.planning.profiles import ClusterProfile, ModelProfile
 from kfac.simulation.events import Task, run_tasks
 from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE, Span, Timeline
@@ -106,12 +106,13 @@ class _Graph:
         if self.plan.world_size == 1:
             return []
         sent = []
-        for message in self.plan.messages:
+        for number, message in enumerate(self.plan.messages):
             source = gradients if message.kind == "gradient" else factors
             after = tuple(source[i] for i in message.items) if message.release == "ready" else (backward_end,)
             kind = "GradComm" if message.kind == "gradient" else "FactorComm"
             cost = self.cluster.all_reduce(message.elements)
-            sent.append(self._communicate(kind, self._message_name(message), cost, after))
+            name = f"{message.kind} message {number} ({len(message.items)} items)"  # as the engine's recorder names it
+            sent.append(self._communicate(kind, name, cost, after))
         return sent
 
     def _inverses(self, step: int) -> list[int]:
@@ -124,9 +125,11 @@ class _Graph:
         broadcasts: list[tuple[int, str]] = []
         for i in self.plan.inverse_sequence:
             factor, owner = self.plan.factors[i], self.plan.inverse_owner[i]
-            name = f"{factor.side} {factor.layer}"
+            name = f"{factor.side} of {factor.layer}"
             for rank in self.lanes if owner is None else (owner,):
-                reached[rank] = self._compute("InverseComp", name, self.cluster.inverse(factor.dim), rank, (step,))
+                reached[rank] = self._compute(
+                    "InverseComp", f"invert {name}", self.cluster.inverse(factor.dim), rank, (step,)
+                )
             if owner is not None and self.plan.world_size > 1:
                 if self.plan.schedule.inverse_broadcast == "as_ready":
                     at_end.append(self._broadcast(factor.elements, name, tuple(reached.values())))
@@ -145,15 +148,8 @@ class _Graph:
                     self._compute("Precondition", layer.name, layer.precondition_s, rank, waits)
                     waits = ()  # the lane's own order carries the rest
 
-    def _message_name(self, message: Message) -> str:
-        if message.kind == "gradient":
-            names = [self.plan.layers[i] for i in message.items]
-        else:
-            names = [self.plan.factors[i].layer for i in message.items]
-        return f"{message.kind} {names[0]}" + (f" … {names[-1]}" if len(names) > 1 else "")
-
     def _broadcast(self, elements: int, name: str, after: tuple[int, ...]) -> int:
-        return self._communicate("InverseComm", name, self.cluster.broadcast(elements), after)
+        return self._communicate("InverseComm", f"inverse of {name}", self.cluster.broadcast(elements), after)
 
     def _communicate(self, kind: str, name: str, duration_s: float, after: tuple[int, ...]) -> int:
         label = _Label(_EVERY_RANK, COMMUNICATION_LANE, kind, name)
