@@ -22,26 +22,17 @@ class TrainingJob:
 
     def __call__(self) -> None:
         """Train as the rank that SLURM's variables name."""
+        from experiments.launch import THREAD_VARIABLES
+        from experiments.ranks import rank_from_environment
+
+        os.environ |= dict.fromkeys(THREAD_VARIABLES, str(self.config["threads"]))  # read when torch is loaded
         from experiments.train import run_rank
 
-        variables = os.environ
-        restarts = int(variables.get("SLURM_RESTART_COUNT", "0"))
-        run_rank(
-            # A requeued job continues what it began, also when it was asked to start over.
-            {**self.config, "rerun": self.config["rerun"] and restarts == 0},
-            rank=int(variables["SLURM_PROCID"]),
-            world_size=int(variables["SLURM_NTASKS"]),
-            init_method=rendezvous(Path(self.run_directory), variables),
-            local_rank=int(variables["SLURM_LOCALID"]),
-        )
-
-
-def rendezvous(run_directory: Path, variables: Mapping[str, str]) -> str:
-    """Where the ranks of one start of one job meet: a file of their own on the shared file system.
-
-    It needs no port and no host name that resolves. The name holds the job and how often it was requeued, since a file
-    that an earlier start left behind would bring dead ranks' addresses.
-    """
-    start = f"{variables['SLURM_JOB_ID']}.{variables.get('SLURM_RESTART_COUNT', '0')}"
-    run_directory.mkdir(parents=True, exist_ok=True)
-    return f"file://{run_directory.resolve()}/rendezvous.{start}"
+        # Only SLURM's: what the submitting shell had of RANK or MASTER_ADDR is not about this job.
+        variables = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
+        rank = rank_from_environment(variables, self.config["world_size"], Path(self.run_directory))
+        if rank is None:
+            raise RuntimeError("a TrainingJob runs under srun, but SLURM_PROCID is not set")
+        # A requeued job continues what it began, also when it was asked to start over.
+        first = variables.get("SLURM_RESTART_COUNT", "0") == "0"
+        run_rank({**self.config, "rerun": self.config["rerun"] and first}, rank)

@@ -1,7 +1,6 @@
 """Which jobs a sweep becomes; SLURM's programs are stand-ins here."""
 
 import json
-import os
 import pickle
 
 import hydra
@@ -11,7 +10,6 @@ from experiments.command import plain
 from experiments.config import TrainConfig
 from experiments.settings import ConfigError
 from slurm import launcher, manifest
-from slurm.job import rendezvous
 from slurm.queue import SlurmError
 from slurm.resources import Resources
 
@@ -108,11 +106,3 @@ def test_waiting_ends_when_all_are_over_and_tells_failures(stand_ins, capsys):
     assert text.startswith(f"failed: {second.run_id} (job {second.job_id})")
     assert text.endswith("    ValueError: no luck")
     assert f"failed     {second.run_id}" in capsys.readouterr().out
-
-
-def test_each_start_of_each_job_meets_in_a_file_of_its_own(tmp_path):
-    starts = [{"SLURM_JOB_ID": "5"}, {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "6"}]
-    places = [rendezvous(tmp_path / "run", variables) for variables in starts]
-    assert len(set(places)) == 3
-    assert all(place.startswith(f"file://{tmp_path}/run/") for place in places)
-    assert os.listdir(tmp_path / "run") == []
