@@ -48,3 +48,16 @@ def test_the_check_sees_every_form_of_import(tmp_path, line):
 def test_starts_without_torch(module):
     check = f"import sys, {module}; sys.exit('torch' in sys.modules or 'deepspeed' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("room", "may"),
+    [
+        ("kfac/planning", ("kfac.planning",)),
+        ("kfac/simulation", ("kfac.simulation", "kfac.planning", "kfac.timeline")),
+    ],
+)
+def test_a_room_imports_only_what_lies_below_it(room, may):
+    for path in (ROOT / room).rglob("*.py"):
+        ours = {name for name in imported(path) if name.startswith("kfac.")}
+        assert [name for name in ours if not any(f"{name}.".startswith(f"{m}.") for m in may)] == [], path
