@@ -31,21 +31,22 @@ def factor_damping(
 
 
 def damped_inverse(factor: Tensor, damping: float) -> Tensor | None:
-    """``(factor + damping I)^-1`` by Cholesky; ``factor [d, d]`` is consumed (its diagonal is changed).
+    """``(factor + damping I)^-1`` of a symmetric ``factor [d, d]`` by Cholesky; the factor is left as it is.
 
-    float32 that fails is tried again in float64.
+    What fails in float32 is tried again in float64.
 
     Returns:
         the symmetric inverse, or None where the damped factor is not positive definite even in float64.
     """
-    factor.diagonal().add_(damping)
-    lower, info = torch.linalg.cholesky_ex(factor)
+    damped = factor.clone()
+    damped.diagonal().add_(damping)
+    lower, info = torch.linalg.cholesky_ex(damped)
     if info.item() == 0:
         # LAPACK's result is column-major. Its transpose is the same matrix row by row, so that a rank that receives the
         # inverse computes with bitwise the same operands in the same layout as the one that made it.
         return torch.cholesky_inverse(lower).mT
     if factor.dtype != torch.float64:
-        inverse = damped_inverse(factor.double(), 0.0)
+        inverse = damped_inverse(factor.double(), damping)
         return None if inverse is None else inverse.to(factor.dtype)
     return None
 

@@ -41,6 +41,7 @@ class LinearCost:
         _require_finite_nonnegative("LinearCost", alpha_s=self.alpha_s, beta_s_per_element=self.beta_s_per_element)
 
     def __call__(self, elements: float) -> float:
+        """Seconds of ``elements``."""
         return self.alpha_s + self.beta_s_per_element * elements
 
 
@@ -61,6 +62,7 @@ class PolynomialCost:
             raise ValueError(f"PolynomialCost.unit_dim must be positive, got {self.unit_dim!r}")
 
     def __call__(self, dim: float) -> float:
+        """Seconds at dimension ``dim``."""
         x = dim / self.unit_dim
         total = 0.0
         for c in reversed(self.coefficients_s):
@@ -79,6 +81,7 @@ class ExponentialCost:
         _require_finite_nonnegative("ExponentialCost", alpha_s=self.alpha_s, beta_per_dim=self.beta_per_dim)
 
     def __call__(self, dim: float) -> float:
+        """Seconds at dimension ``dim``."""
         return self.alpha_s * math.exp(self.beta_per_dim * dim)
 
 
@@ -105,6 +108,7 @@ class TableCost:
             _require_finite_nonnegative("TableCost", **{f"seconds[{k}]": s})
 
     def __call__(self, size: float) -> float:
+        """Seconds at ``size``."""
         k = min(max(bisect.bisect_right(self.sizes, size), 1), len(self.sizes) - 1)
         x0, x1, y0, y1 = self.sizes[k - 1], self.sizes[k], self.seconds[k - 1], self.seconds[k]
         return max(0.0, y0 + (y1 - y0) * (size - x0) / (x1 - x0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -56,4 +58,4 @@ def shards(samples: int, world_size: int) -> list[slice]:
         base[0] += moved
     base[0] += samples - sum(base)
     edges = [sum(base[:k]) for k in range(world_size + 1)]
-    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [slice(a, b) for a, b in pairwise(edges)]

@@ -14,7 +14,9 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "deepspeed", "deepspeed.ops"])
 
 
-def _rank(function: Callable[..., Any], rank: int, world_size: int, path: str, args: tuple[Any, ...], pipe: Any) -> None:
+def _rank(
+    function: Callable[..., Any], rank: int, world_size: int, path: str, args: tuple[Any, ...], pipe: Any
+) -> None:
     import torch
 
     from kfac.communication import init_distributed, shutdown

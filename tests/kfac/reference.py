@@ -1,4 +1,4 @@
-"""The obvious K-FAC: one process, the whole batch, full matrices, explicit formulas. It shares no code with ``kfac``."""
+"""The obvious K-FAC: one process, the whole batch, full matrices, explicit formulas; it shares no code with kfac."""
 
 from __future__ import annotations
 

@@ -1,0 +1,74 @@
+"""KFACConfig: what is refused, by name, and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kfac import KFACConfig
+
+BAD = {
+    "lr": [0, -1, "x", float("nan")],
+    "damping": [0, -1e-3, True],
+    "factor_decay": [1.0, -0.1],
+    "kl_clip": [0, -1],
+    "factor_interval": [0, 1.5],
+    "inverse_interval": [-1],
+    "accumulation_steps": [0],
+    "max_dim": [0],
+    "damping_method": ["tikhonov"],
+    "scaling": ["mine"],
+    "fisher": ["true"],
+    "nonfinite": ["ignore"],
+    "inverse_method": ["lu"],
+    "average_from": ["one"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(k, v) for k, values in BAD.items() for v in values])
+def test_impossible_values_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"kfac.{name}="):
+        KFACConfig(**{name: value})
+
+
+def test_callables_are_accepted_where_numbers_vary_in_training():
+    config = KFACConfig(lr=lambda s: 0.1, damping=lambda s: 1.0, factor_interval=lambda s: 2)
+    assert config.to_dict()["lr"] == "<callable>"
+
+
+def test_json_round_trip_and_unknown_keys():
+    config = KFACConfig.paper(exclude=("fc*",))
+    assert KFACConfig.from_dict(config.to_dict()) == config
+    assert (config.damping, config.damping_method, config.scaling) == (0.002, "plain", "spdkfac")
+    with pytest.raises(ValueError, match=r"dampng.*options: lr, damping"):
+        KFACConfig.from_dict({"dampng": 1})
+
+
+def test_defaults_are_the_documented_ones():
+    """A change of a default changes everybody's results: it must be made here too, and in the changelog."""
+    assert dataclasses.asdict(KFACConfig()) == {
+        "lr": 0.1,
+        "damping": 1e-3,
+        "damping_method": "pi",
+        "factor_decay": 0.95,
+        "average_from": "zero",
+        "kl_clip": 1e-3,
+        "factor_interval": 1,
+        "inverse_interval": 1,
+        "accumulation_steps": 1,
+        "fisher": "empirical",
+        "inverse_method": "cholesky",
+        "scaling": "standard",
+        "include": ("*",),
+        "exclude": (),
+        "max_dim": 8192,
+        "nonfinite": "raise",
+    }
+
+
+def test_patterns():
+    config = KFACConfig(include=("layer*",), exclude=("*.conv1",))
+    assert config.covers("layer1.conv2")
+    assert not config.covers("layer1.conv1")
+    assert not config.covers("fc")

@@ -1,0 +1,231 @@
+"""Statistics, packing, damping and inverses against oracles that share no code with them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from kfac import KFAC, KFACConfig
+from kfac.curvature.inverses import damped_inverse, factor_damping, kl_clip_factor
+from kfac.curvature.packing import pack, packed_elements, packed_trace, unpack
+from tests.kfac.models import make_data, make_model
+from tests.kfac.reference import factors
+
+D = torch.float64
+
+
+def spd(dim: int, seed: int = 0, dtype: torch.dtype = D) -> torch.Tensor:
+    data = torch.randn(dim, 2 * dim, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    moment = data @ data.T / dim
+    return (moment + moment.T) / 2
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 8, 31, 64])
+def test_packing_is_exactly_the_triangle(dim):
+    matrix = spd(dim)
+    packed = torch.empty(packed_elements(dim), dtype=D)
+    pack(matrix, packed)
+    rows, columns = torch.triu_indices(dim, dim)
+    assert sorted(packed.tolist()) == sorted(matrix[rows, columns].tolist())
+    assert torch.equal(unpack(packed, dim), matrix)
+    assert packed_trace(packed, dim).item() == pytest.approx(matrix.trace().item(), rel=1e-12)
+
+
+def test_packing_does_not_keep_an_asymmetric_matrix():
+    matrix = torch.arange(16, dtype=D).view(4, 4)
+    packed = torch.empty(10, dtype=D)
+    pack(matrix, packed)
+    assert not torch.equal(unpack(packed, 4), matrix)
+    with pytest.raises(ValueError, match="has 10 elements"):
+        pack(matrix, torch.empty(16, dtype=D))
+
+
+CONVOLUTIONS = {
+    "3x3": {"kernel_size": 3, "padding": 1},
+    "stride": {"kernel_size": 3, "stride": (2, 1), "padding": (0, 2)},
+    "dilation": {"kernel_size": (3, 2), "dilation": (1, 2), "padding": 2},
+    "1x1": {"kernel_size": 1, "stride": 2, "bias": False},
+    "same": {"kernel_size": (3, 4), "padding": "same", "dilation": (2, 1)},
+    "valid": {"kernel_size": 3, "padding": "valid"},
+    "circular": {"kernel_size": 3, "padding": 1, "padding_mode": "circular"},
+    "reflect": {"kernel_size": (1, 3), "padding": (0, 1), "padding_mode": "reflect", "bias": False},
+}
+
+
+@pytest.mark.parametrize("options", CONVOLUTIONS.values(), ids=CONVOLUTIONS.keys())
+def test_convolution_factors_from_weight_gradients(options):
+    """The gradient of one sample is ``sum_s g_s x_s^T``: probing with one-hot output gradients gives back every patch.
+
+    So A must be the sum over output pixels of the outer products of the weight gradients that autograd itself computes.
+    """
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, **options).to(D)
+    x = torch.randn(2, 2, 6, 5, dtype=D)
+    expected = 0.0
+    for n in range(len(x)):
+        output = conv(x[n : n + 1])
+        for pixel in range(output[0, 0].numel()):
+            probe = torch.zeros_like(output)
+            probe.view(3, -1)[0, pixel] = 1.0
+            parts = torch.autograd.grad(output, list(conv.parameters()), probe, retain_graph=True)
+            row = torch.cat([p.reshape(3, -1)[0] for p in parts])
+            expected = expected + torch.outer(row, row)
+    expected = expected / len(x)
+    kfac = KFAC(conv, KFACConfig(max_dim=64))
+    output = conv(x)
+    gradient = torch.randn(output.shape, dtype=D)
+    output.backward(gradient)
+    kfac.step()
+    rows = gradient.permute(0, 2, 3, 1).reshape(-1, 3) * len(x)
+    torch.testing.assert_close(kfac.factor("", "A"), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(kfac.factor("", "G"), rows.T @ rows / len(rows), rtol=1e-10, atol=1e-12)
+
+
+def test_one_datum_equals_the_empirical_fisher_of_torch_func():
+    """With one sample K-FAC's block is exactly the empirical Fisher's (a negative control: with seven it is not)."""
+
+    def blocks(samples: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        torch.manual_seed(1)
+        model = nn.Sequential(
+            nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3, bias=False), nn.Sigmoid(), nn.Linear(3, 4)
+        ).to(D)
+        x, y = torch.randn(samples, 4, dtype=D), torch.randint(0, 4, (samples,))
+        parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+        def loss(values, one_x, one_y):
+            output = torch.func.functional_call(model, values, (one_x[None],))
+            return F.cross_entropy(output, one_y[None])
+
+        per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, x, y)
+        kfac = KFAC(model, KFACConfig())
+        F.cross_entropy(model(x), y).backward()
+        kfac.step()
+        pairs = []
+        for layer in kfac.layers:
+            gradient = per_sample[f"{layer.name}.weight"]
+            if layer.bias is not None:
+                gradient = torch.cat([gradient, per_sample[f"{layer.name}.bias"][:, :, None]], 2)
+            flat = gradient.flatten(1)
+            block = torch.kron(kfac.factor(layer.name, "G"), kfac.factor(layer.name, "A"))
+            pairs.append((block, flat.T @ flat / samples))
+        return pairs
+
+    for block, fisher in blocks(1):
+        torch.testing.assert_close(block, fisher, rtol=1e-10, atol=1e-14)
+    block, fisher = blocks(7)[0]
+    assert (block - fisher).norm() / fisher.norm() > 0.01
+
+
+@pytest.mark.parametrize("repeats", [2, 8])
+def test_factors_do_not_change_when_the_data_is_repeated(repeats):
+    def factor(times: int, side: str) -> torch.Tensor:
+        model = make_model()
+        x, y = make_data(4, 0)
+        kfac = KFAC(model, KFACConfig())
+        F.cross_entropy(model(x.repeat(times, 1, 1, 1)), y.repeat(times)).backward()
+        kfac.step()
+        return kfac.factor("0", side)
+
+    for side in "AG":
+        torch.testing.assert_close(factor(repeats, side), factor(1, side), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("scaling", ["standard", "spdkfac", "kaisa"])
+def test_scaling_conventions(scaling):
+    """Against the published formulas of each code, for a convolution (S = 64 positions) and a linear layer (S = 1)."""
+    model = make_model()
+    x, y = make_data(6, 0)
+    kfac = KFAC(model, KFACConfig(scaling=scaling))
+    F.cross_entropy(model(x), y).backward()
+    kfac.step()
+    standard = factors(make_model(), x, y, F.cross_entropy)
+    s, n = 64, 6
+    ratios = {"standard": (1, 1), "spdkfac": (s**-2, s**2), "kaisa": (s**-3, s**-2 / n**2)}[scaling]
+    for name, expected in (("0", ratios), ("10", (1, ratios[1] if scaling != "spdkfac" else 1))):
+        a_ratio, g_ratio = expected
+        if name == "10" and scaling == "kaisa":
+            g_ratio = 1 / n**2
+        torch.testing.assert_close(kfac.factor(name, "A"), standard[name][0] * a_ratio, rtol=1e-10, atol=1e-20)
+        torch.testing.assert_close(kfac.factor(name, "G"), standard[name][1] * g_ratio, rtol=1e-10, atol=1e-20)
+
+
+def test_pi_damping_ignores_how_scale_is_split_and_plain_damping_does_not():
+    A, G, gradient = spd(4), spd(3, 1), torch.randn(3, 4, dtype=D, generator=torch.Generator().manual_seed(2))
+
+    def result(method: str, scale: float) -> torch.Tensor:
+        a, g = A * scale, G / scale
+        add_a, add_g = factor_damping(method, 0.03, a.trace().item(), 4, g.trace().item(), 3)
+        return (
+            torch.linalg.inv(g + add_g * torch.eye(3, dtype=D))
+            @ gradient
+            @ torch.linalg.inv(a + add_a * torch.eye(4, dtype=D))
+        )
+
+    torch.testing.assert_close(result("pi", 100.0), result("pi", 1.0), rtol=1e-9, atol=1e-12)
+    assert (result("plain", 100.0) - result("plain", 1.0)).norm() > 0.1 * result("plain", 1.0).norm()
+    a, g = factor_damping("pi", 0.03, A.trace().item(), 4, G.trace().item(), 3)
+    assert a * g == pytest.approx(0.03)
+    assert factor_damping("pi", 0.04, 0.0, 4, 1.0, 3) == (0.2, 0.2)
+
+
+@pytest.mark.parametrize("condition", [1e2, 1e10])
+def test_inverse_error(condition):
+    q, _ = torch.linalg.qr(torch.randn(20, 20, dtype=D, generator=torch.Generator().manual_seed(0)))
+    matrix = q @ torch.diag(torch.logspace(0, -math.log10(condition), 20, dtype=D)) @ q.T
+    before = matrix.clone()
+    inverse = damped_inverse(matrix, 0.0)
+    assert inverse is not None
+    assert (inverse @ matrix - torch.eye(20, dtype=D)).norm() <= 10 * torch.finfo(D).eps * condition * 20
+    assert torch.equal(matrix, before), "inverting must not change the factor"
+    assert torch.equal(inverse, inverse.T)
+
+
+def test_what_fails_in_float32_is_inverted_in_float64():
+    """A damping that float32 rounds away beside large entries: only float64 can see that the matrix is definite."""
+    matrix = torch.full((3, 3), 1024.0)
+    damping = 1e-5
+    damped = matrix + damping * torch.eye(3)
+    assert torch.linalg.cholesky_ex(damped).info.item() != 0
+    inverse = damped_inverse(matrix, damping)
+    assert inverse is not None
+    expected = torch.linalg.inv(matrix.double() + damping * torch.eye(3, dtype=D))
+    torch.testing.assert_close(inverse.double(), expected, rtol=1e-5, atol=1e-2)
+
+
+def test_an_indefinite_factor_has_no_inverse():
+    matrix = -torch.eye(3)
+    assert damped_inverse(matrix.clone(), 0.5) is None
+    assert damped_inverse(matrix.clone(), 2.0) is not None
+
+
+def test_kl_clip_bounds_the_predicted_divergence():
+    for inner in (1e-6, 1.0, 1e4):
+        nu = kl_clip_factor(1e-3, 0.1, torch.tensor(inner, dtype=D)).item()
+        assert nu <= 1.0
+        assert 0.1**2 * nu**2 * inner <= 1e-3 * (1 + 1e-12)
+    assert kl_clip_factor(1e-3, 0.1, torch.tensor(0.0)).item() == 1.0
+    assert kl_clip_factor(1e-3, 0.1, torch.tensor(1e4)).item() == pytest.approx(math.sqrt(1e-3 / (0.01 * 1e4)))
+
+
+def test_one_step_on_linear_least_squares_reaches_the_optimum():
+    """One linear layer, squared loss, damping to zero, lr 1: the GGN step is Newton's; SGD's is not.
+
+    The empirical Fisher of K-FAC is not the GGN here, so A alone is inverted: G is made the identity by scaling it out.
+    """
+    torch.manual_seed(0)
+    x, y = torch.randn(50, 4, dtype=D), torch.randn(50, 2, dtype=D)
+    model = nn.Linear(4, 2).to(D)
+    kfac = KFAC(model, KFACConfig(damping=1e-14, damping_method="plain", kl_clip=None))
+    (0.5 * ((model(x) - y) ** 2).sum(1).mean()).backward()
+    plain = torch.cat([model.weight.grad, model.bias.grad[:, None]], 1).clone()
+    kfac.step()
+    stepped = kfac.factor("", "G") @ torch.cat([model.weight.grad, model.bias.grad[:, None]], 1)
+    start = torch.cat([model.weight.detach(), model.bias.detach()[:, None]], 1)
+    design = torch.cat([x, torch.ones(50, 1, dtype=D)], 1)
+    optimum = torch.linalg.lstsq(design, y).solution.T
+    torch.testing.assert_close(start - stepped, optimum, rtol=1e-9, atol=1e-9)
+    assert (start - plain - optimum).norm() > 0.1

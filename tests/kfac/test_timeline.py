@@ -1,0 +1,82 @@
+"""Timelines: exposed time by hand-computed cases, round trips, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kfac.timeline import KINDS, Span, Timeline
+
+
+def span(kind, start, end, lane="compute", rank=0):
+    return Span(rank, lane, kind, f"{kind} {start}", start, end)
+
+
+def test_exposed_time_counts_communication_only_where_computing_idles():
+    timeline = Timeline(
+        (
+            span("FF", 0, 2),
+            span("FactorComm", 1, 5, "communication"),
+            span("BP", 3, 4),
+            span("InverseComp", 6, 7),
+            span("InverseComm", 6.5, 9, "communication"),
+        ),
+        total_s=10.0,
+    )
+    expected = {"FF": 2, "FactorComm": 1 + 1, "BP": 1, "InverseComp": 1, "InverseComm": 2, "Other": 1 + 1}
+    assert {k: v for k, v in timeline.breakdown_s().items() if v} == expected
+    assert timeline.busy_s()["FactorComm"] == 4
+    assert timeline.hidden_s()["FactorComm"] == 2
+    assert sum(timeline.breakdown_s().values()) == timeline.iteration_s == 10.0
+
+
+def test_ranks_are_averaged_by_how_many_they_stand_for():
+    timeline = Timeline((span("FF", 0, 4), span("FF", 0, 1, rank=1)), rank_counts={0: 1, 1: 3})
+    assert timeline.breakdown_s()["FF"] == pytest.approx((4 + 3 * 1) / 4)
+    assert timeline.breakdown_s()["Other"] == pytest.approx(3 * 3 / 4)
+
+
+def test_two_messages_in_flight_are_not_counted_twice():
+    timeline = Timeline((span("GradComm", 0, 3, "communication"), span("FactorComm", 1, 4, "communication")))
+    breakdown = timeline.breakdown_s()
+    assert breakdown["GradComm"] == 3
+    assert breakdown["FactorComm"] == 1
+
+
+def test_an_empty_timeline_has_a_breakdown():
+    assert sum(Timeline(()).breakdown_s().values()) == 0
+    assert Timeline((), total_s=2.0).breakdown_s()["Other"] == 2.0
+
+
+def test_chrome_trace_round_trip_and_clean_neighbours(tmp_path):
+    third = 1 / 3
+    timeline = Timeline((span("FF", 0, third), span("BP", third, 2 * third)), {0: 64}, 1.0, "simulated")
+    timeline.to_chrome_trace(path := tmp_path / "trace.json")
+    assert Timeline.from_chrome_trace(path) == timeline
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert all(e["pid"] >= 1 and e["tid"] >= 1 for e in events)
+    first, second = sorted(events, key=lambda e: e["ts"])
+    assert round((first["ts"] + first["dur"] - second["ts"]) * 1e3) <= 0, "neighbours overlap after rounding"
+
+
+def test_merging_ranks():
+    merged = Timeline.merge(
+        [Timeline((span("FF", 0, 1),), total_s=1.5), Timeline((span("FF", 0, 2, rank=1),), total_s=2.5)]
+    )
+    assert merged.ranks == (0, 1)
+    assert merged.iteration_s == 2.5
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"traceEvents": [{"ph": "X"}]}', "[]"])
+def test_a_file_that_is_no_timeline_is_refused(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ValueError, match=r"x\.json is not a timeline"):
+        Timeline.from_chrome_trace(tmp_path / "x.json")
+
+
+def test_impossible_spans_are_refused():
+    with pytest.raises(ValueError, match="unknown span kind"):
+        Span(0, "compute", "Nonsense", "x", 0, 1)
+    with pytest.raises(ValueError, match="ends before it starts"):
+        Span(0, "compute", KINDS[0], "x", 1, 0)
