@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from analysis.report import BASELINE, breakdown_table, runs_table, timeline_tables, wide_table
-from analysis.runs import Run, load_runs
+from analysis.runs import Run, load_runs, paper_order
 from analysis.tables import STYLES
 
 _EPILOG = """\
@@ -65,7 +65,7 @@ def _show_runs(arguments: Sequence[str]) -> int:
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
     # The filter comes after reading: a baseline that is not shown still counts.
-    shown = [run for run in runs if _selected(options)(run)]
+    shown = sorted(filter(_selected(options), runs), key=paper_order)
     if not shown:
         where = ", ".join(map(str, options.folders))
         print(f"no run records{' of that kind' if runs else ''} below {where}", file=sys.stderr)

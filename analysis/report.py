@@ -100,12 +100,11 @@ def runs_table(
 def breakdown_table(runs: Sequence[Run]) -> Table:
     """One row per run: exposed milliseconds per kind, and the communication that computing hides."""
     columns = (
-        *_IDENTITY,
+        *(column for column in _IDENTITY if column.title in ("schedule", "model", "ranks", "seed")),
         *(Column(kind, ".1f", group="exposed [ms]") for kind in BREAKDOWN_KINDS),
         *(Column(kind, ".1f", group="hidden [ms]") for kind in COMMUNICATION_KINDS),
-        Column("run", align="left"),
     )
-    rows = [(*_identity(run), *_kinds(run.breakdown_s, run.hidden_s), run.run_id) for run in runs]
+    rows = [(run.schedule, run.model, run.world_size, run.seed, *_kinds(run.breakdown_s, run.hidden_s)) for run in runs]
     notes = (
         "Exposed: what a rank computes, else the message it waits for, else Other; averaged over ranks and recorded "
         "iterations. Hidden: communication while the rank computes.",
@@ -175,7 +174,7 @@ def timeline_tables(run: Path, iterations: Iterable[int] | None = None) -> list[
     """
     recorded = load_timelines(run)
     if not recorded:
-        raise ValueError(f"{run} has no timelines: none were recorded, or it is no run record")
+        raise ValueError(f"{run} has no timelines: none were recorded")
     wanted = list(recorded if iterations is None else iterations)
     missing = [i for i in wanted if i not in recorded]
     if missing:

@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from analysis.statistics import Spread, spread
+from experiments.records import RunRecord
 from kfac.timeline import Timeline
+
+SCHEDULE_ORDER = ("sgd", "kfac", "dkfac", "mpdkfac", "spdkfac")
+"""Schedules as the paper lists them."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Run:
             none.
         breakdown_s: exposed seconds per kind, averaged over ranks and recorded iterations; empty if none was recorded.
         hidden_s: seconds of each communication kind that computing hides.
-        loss, accuracy: of the last evaluation, else the last training loss.
+        loss, accuracy: of the last evaluation; None before it.
     """
 
     path: Path
@@ -88,7 +92,12 @@ class Run:
 
     def samples_s(self) -> list[float]:
         """Seconds of each iteration in order, without the warm-up."""
-        return _samples_s(self.config, _last_rows(self.path, "train"))
+        return _samples_s(self.config, _rows(self.path)["train"])
+
+    def machine(self) -> dict[str, Any]:
+        """What the run ran on: host, processors, GPUs, versions; empty where it was not recorded."""
+        facts = _read_json(self.path / "environment.json") if (self.path / "environment.json").exists() else {}
+        return {key: facts[key] for key in ("host", "cpu", "cpus", "gpus", "python", "packages") if key in facts}
 
 
 def find_records(root: Path) -> Iterator[Path]:
@@ -98,6 +107,13 @@ def find_records(root: Path) -> Iterator[Path]:
             folders.clear()
             yield Path(folder)
         folders.sort()
+
+
+def paper_order(run: Run) -> tuple[Any, ...]:
+    """Sorts runs by model, data and number of ranks, then schedules as the paper lists them, other ones after."""
+    known = run.schedule in SCHEDULE_ORDER
+    place = SCHEDULE_ORDER.index(run.schedule) if known else len(SCHEDULE_ORDER)
+    return (run.model, run.data, place, run.schedule, run.world_size, run.seed, run.run_id)
 
 
 def load_runs(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
@@ -124,88 +140,64 @@ def load_run(path: Path) -> Run:
     Raises:
         ValueError: if its record is damaged or incomplete, saying where.
     """
-    head = _read_json(path / "run.json")
-    config = _read_json(path / "config.json")
-    finished = head.get("status") == "finished"
-    summary = _read_json(path / "summary.json") if finished or (path / "summary.json").exists() else None
-    if summary is None:
-        summary = _summarise(path, config)
-    segments = head.get("segments") or [{}]
     try:
-        times = summary.get("iteration_s")
-        return Run(
-            path=path,
-            run_id=str(head["run_id"]),
-            name=str(head.get("name") or head["run_id"]),
-            status=str(head["status"]),
-            schedule=str(head["schedule"]),
-            model=str(head["model"]),
-            data=str(head["data"]),
-            world_size=int(head["world_size"]),
-            seed=int(head["seed"]),
-            created=str(head.get("created", "")),
-            host=str(segments[-1].get("host", "")),
-            config=config,
-            iterations=int(summary["iterations"]),
-            iteration_s=Spread(times["median"], times["q25"], times["q75"], times["n"]) if times else None,
-            breakdown_s=_seconds(summary.get("breakdown_s")),
-            hidden_s=_seconds(summary.get("hidden_s")),
-            loss=_number(summary.get("eval_loss", summary.get("loss"))),
-            accuracy=_number(summary.get("eval_accuracy")),
-        )
+        return _load_run(path)
     except KeyError as error:
         raise ValueError(f"no {error} in its run.json or summary.json") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, AttributeError) as error:
         raise ValueError(f"run.json or summary.json is damaged: {error}") from error
+
+
+def _load_run(path: Path) -> Run:
+    head = RunRecord.load(path).head
+    config = _read_json(path / "config.json")
+    finished = head["status"] == "finished"
+    if finished or (path / "summary.json").exists():
+        summary = _read_json(path / "summary.json")
+    else:
+        summary = _summarise(path, config)
+    times = summary.get("iteration_s")
+    return Run(
+        path=path,
+        run_id=str(head["run_id"]),
+        name=str(head.get("name") or head["run_id"]),
+        status=str(head["status"]),
+        schedule=str(head["schedule"]),
+        model=str(head["model"]),
+        data=str(head["data"]),
+        world_size=int(head["world_size"]),
+        seed=int(head["seed"]),
+        created=str(head.get("created", "")),
+        host=str((head.get("segments") or [{}])[-1].get("host", "")),
+        config=config,
+        iterations=int(summary["iterations"]),
+        iteration_s=Spread(times["median"], times["q25"], times["q75"], times["n"]) if times else None,
+        breakdown_s=_seconds(summary.get("breakdown_s")),
+        hidden_s=_seconds(summary.get("hidden_s")),
+        loss=_number(summary.get("eval_loss")),
+        accuracy=_number(summary.get("eval_accuracy")),
+    )
 
 
 def load_timelines(path: Path) -> dict[int, Timeline]:
     """The recorded iterations of a run: all ranks' timelines of each, merged.
 
     Raises:
-        ValueError: if a file is damaged or has another name than ``iterNNNNNN.rankR.json``.
+        ValueError: if it is no record, or a file is damaged.
     """
-    parts: dict[int, list[Timeline]] = {}
-    for file in sorted((path / "timelines").glob("*.json")):
-        try:
-            iteration = int(file.name.split(".")[0].removeprefix("iter"))
-        except ValueError as error:
-            raise ValueError(f"{file.name} is not named like iter000012.rank0.json") from error
-        parts.setdefault(iteration, []).append(Timeline.from_chrome_trace(file))
-    return {iteration: Timeline.merge(of_ranks) for iteration, of_ranks in sorted(parts.items())}
+    paths = RunRecord.load(path).timeline_paths()
+    return {i: Timeline.merge(map(Timeline.from_chrome_trace, of_ranks)) for i, of_ranks in paths.items()}
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a run's ``metrics.jsonl``; a torn last line, which a killed run leaves, is dropped.
-
-    Raises:
-        ValueError: if another line is damaged, with its number.
-    """
-    file = path / "metrics.jsonl"
+def _rows(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The metrics rows of each kind by iteration, repeated iterations once."""
+    by_kind: dict[str, list[dict[str, Any]]] = {"train": [], "eval": []}
     try:
-        lines = file.read_text().split("\n") if file.exists() else []
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read metrics.jsonl: {error}") from error
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or not {"kind", "iter"} <= row.keys():
-                raise ValueError("no row of metrics")
-        except ValueError as error:
-            if number == len(lines):  # a complete line ends with a newline, so this one was cut short
-                break
-            raise ValueError(f"metrics.jsonl line {number} is damaged: {error}") from error
-        rows.append(row)
-    return rows
-
-
-def _last_rows(path: Path, kind: str) -> list[dict[str, Any]]:
-    """Rows of a kind by iteration: after a resume the last row of an iteration counts."""
-    by_iteration = {row["iter"]: row for row in read_metrics(path) if row["kind"] == kind}
-    return [by_iteration[i] for i in sorted(by_iteration)]
+        for row in RunRecord.load(path).rows():
+            by_kind.setdefault(row["kind"], []).append(row)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"metrics.jsonl has a row without kind or iter: {error}") from error
+    return by_kind
 
 
 def _samples_s(config: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[float]:
@@ -215,7 +207,8 @@ def _samples_s(config: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[fl
 
 def _summarise(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The summary of a run that has not written one."""
-    train, evaluations = _last_rows(path, "train"), _last_rows(path, "eval")
+    rows = _rows(path)
+    train, evaluations = rows["train"], rows["eval"]
     samples_s = _samples_s(config, train)
     timelines = load_timelines(path).values()
     last: Mapping[str, Any] = evaluations[-1] if evaluations else {}
@@ -224,7 +217,7 @@ def _summarise(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         "iteration_s": vars(spread(samples_s)) if samples_s else None,
         "breakdown_s": _mean(t.breakdown_s() for t in timelines),
         "hidden_s": _mean(t.hidden_s() for t in timelines),
-        "eval_loss": last.get("loss", train[-1].get("loss") if train else None),
+        "eval_loss": last.get("loss"),
         "eval_accuracy": last.get("accuracy"),
     }
 

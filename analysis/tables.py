@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,6 +18,8 @@ from typing import Any, Literal
 Cell = str | int | float | None
 MISSING = "-"
 """What a cell without a value shows where people read it."""
+NOTE_WIDTH = 80
+"""Notes in text are wrapped at the table's width, but not below this."""
 WIDE_COLUMNS = 7
 """A LaTeX table of more columns does not fit one column of a two-column page."""
 
@@ -122,7 +125,8 @@ def to_text(table: Table) -> str:
         lines.append("  ".join(headings).rstrip())
     lines += [line(titles), "  ".join("-" * w for w in widths), *map(line, body)]
     if table.notes:
-        lines += ["", *table.notes]
+        width = max(NOTE_WIDTH, sum(widths) + 2 * (len(widths) - 1))
+        lines += ["", *(textwrap.fill(note, width) for note in table.notes)]
     return "\n".join(lines) + "\n"
 
 

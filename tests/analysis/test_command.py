@@ -55,7 +55,7 @@ def test_timeline_command(runs, capsys):
     ("arguments", "status", "message"),
     [
         (["nowhere"], 2, "no folder nowhere"),
-        (["timeline", "nowhere"], 2, "no timelines"),
+        (["timeline", "nowhere"], 2, "no run record in nowhere"),
     ],
 )
 def test_mistakes_are_one_line(arguments, status, message, capsys):

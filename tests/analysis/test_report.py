@@ -82,4 +82,4 @@ def test_timeline_tables_of_a_run_and_their_errors(tmp_path):
     with pytest.raises(ValueError, match="iteration 7; it has: 0, 1"):
         timeline_tables(path, [7])
     with pytest.raises(ValueError, match="no timelines"):
-        timeline_tables(tmp_path)
+        timeline_tables(write_record(tmp_path, "b", timelines=0))

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from analysis.runs import find_records, load_run, load_runs, load_timelines, read_metrics
+from analysis.runs import find_records, load_run, load_runs, load_timelines
 from analysis.statistics import Spread
 from tests.analysis.records import write_record
 
@@ -41,27 +41,28 @@ def test_after_a_resume_the_last_row_of_an_iteration_counts(tmp_path):
 
 def test_a_torn_last_line_is_dropped_and_a_damaged_line_is_named(tmp_path):
     path = write_record(tmp_path, "a", status="running", summary=False)
-    whole = read_metrics(path)
+    whole = load_run(path)
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "it')
-    assert read_metrics(path) == whole
+    assert load_run(path) == whole
     lines = (path / "metrics.jsonl").read_text().split("\n")
-    lines[1] = lines[1][:10]
-    (path / "metrics.jsonl").write_text("\n".join(lines))
-    with pytest.raises(ValueError, match="line 2 is damaged"):
-        read_metrics(path)
+    for damaged, reason in ((lines[1][:10], "line 2"), ('{"loss": 1}', "without kind or iter")):
+        (path / "metrics.jsonl").write_text("\n".join([lines[0], damaged, *lines[2:]]))
+        with pytest.raises(ValueError, match=reason):
+            load_run(path)
 
 
 @pytest.mark.parametrize(
     ("file", "text", "reason"),
     [
-        ("run.json", '{"run_id": "b", ', "run.json is damaged"),
-        ("run.json", '{"run_id": "b", "status": "finished"}', "no 'schedule'"),
-        ("run.json", "[]", "no JSON object"),
+        ("run.json", '{"run_id": "b", ', "no run record"),
+        ("run.json", '{"schema": 1, "run_id": "b", "status": "finished"}', "no 'schedule'"),
+        ("run.json", '{"schema": 99}', "schema 99"),
+        ("run.json", "[]", "damaged"),
         ("config.json", None, "no config.json"),
         ("summary.json", None, "no summary.json"),
         ("summary.json", '{"iterations": 3, "iteration_s": {"median": 1}}', "no 'q25'"),
-        ("summary.json", '{"iterations": "many"}', "damaged"),
+        ("summary.json", '{"iterations": "many"}', "many"),
     ],
 )
 def test_damaged_and_incomplete_records_are_skipped_and_named(tmp_path, file, text, reason):
