@@ -169,7 +169,10 @@ class ProfilingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingSettings:
-    """Where a copy of the record goes: ``none``, W&B ``offline``, or ``wandb`` (online)."""
+    """Where a copy of the record goes: ``none``, W&B ``offline``, or ``wandb`` (online).
+
+    ``system_metrics``: whether W&B samples the machine, which takes some of its time.
+    """
 
     mode: str = "offline"
     project: str = "spdkfac"
@@ -177,6 +180,7 @@ class TrackingSettings:
     tags: tuple[str, ...] = ()
     init_timeout_s: float = 60.0
     finish_timeout_s: float = 60.0
+    system_metrics: bool = False
 
     def __post_init__(self) -> None:
         one_of("tracking.mode", self.mode, ("none", "offline", "wandb"))

@@ -1,0 +1,143 @@
+"""What a rank trains with, made from a configuration: model, optimizer and preconditioner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from experiments.config import CommonConfig
+from experiments.data import Batch, Images
+from experiments.models import build_model
+from experiments.ranks import Rank
+from kfac import KFAC
+from kfac.communication import Communicator, get_communicator, init_distributed
+from kfac.config import KFACConfig
+from kfac.planning import ClusterProfile, ModelProfile, ScheduleConfig
+from kfac.recording import Recorder
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a rank computes: its device and the ranks it talks to."""
+
+    device: torch.device
+    communicator: Communicator
+
+    @classmethod
+    def enter(cls, config: CommonConfig, rank: Rank) -> Site:
+        """Join the ranks on the configured device."""
+        torch.set_num_threads(config.threads)
+        cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+        # A launcher may show each rank one GPU of its own.
+        local_rank = rank.local_rank % max(1, torch.cuda.device_count()) if cuda else rank.local_rank
+        device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+        if cuda:
+            torch.cuda.set_device(device)
+        if rank.world_size == 1:
+            return cls(device, get_communicator())
+        communicator = init_distributed(
+            rank=rank.rank,
+            world_size=rank.world_size,
+            local_rank=local_rank,
+            init_method=rank.init_method,
+            backend="nccl" if cuda else "gloo",
+        )
+        return cls(device, communicator)
+
+
+@dataclass
+class Learner:
+    """One rank's model, optimizer and preconditioner, and how they take a step."""
+
+    model: nn.Module
+    optimizer: torch.optim.SGD
+    preconditioner: KFAC
+    recorder: Recorder
+    label_smoothing: float
+    accumulation_steps: int
+
+    def step(self, batch: Batch, lr: float) -> tuple[Tensor, Tensor]:
+        """One whole distributed iteration.
+
+        Args:
+            batch: this rank's images and labels, on its device.
+            lr: the optimizer's learning rate.
+
+        Returns:
+            this rank's mean loss, and how many images it got right, as tensors that nobody has waited for.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        steps = self.accumulation_steps
+        losses, right = [], []
+        for images, labels in zip(batch[0].chunk(steps), batch[1].chunk(steps), strict=True):
+            with self.recorder.span("FF", "forward"):
+                outputs = self.model(images)
+                loss = F.cross_entropy(outputs, labels, label_smoothing=self.label_smoothing) / steps
+            with self.recorder.span("BP", "backward"):
+                loss.backward()
+            losses.append(loss.detach())
+            right.append((outputs.detach().argmax(1) == labels).sum())
+        self.preconditioner.step()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return torch.stack(losses).sum(), torch.stack(right).sum()
+
+    @torch.no_grad()
+    def evaluate(self, batches: Any, site: Site) -> tuple[float, float]:
+        """Loss and accuracy over all ranks' test batches; collective. Each rank uses its own BatchNorm averages."""
+        totals = torch.zeros(3, dtype=torch.float64)
+        self.model.eval()
+        for images, labels in batches:
+            outputs = self.model(images.to(site.device))
+            there = labels.to(site.device)
+            loss = F.cross_entropy(outputs, there, reduction="sum")
+            totals += torch.tensor([float(loss), float((outputs.argmax(1) == there).sum()), len(labels)])
+        self.model.train()
+        totals = sum_over_ranks(totals, site)
+        return float(totals[0] / totals[2]), float(totals[1] / totals[2])
+
+
+def sum_over_ranks(values: Tensor, site: Site) -> Tensor:
+    """The sum of every rank's CPU tensor; collective and blocking."""
+    there = values.to(site.device)
+    site.communicator.all_reduce(there, "report").wait()
+    return there.cpu()
+
+
+def assemble(
+    config: CommonConfig,
+    images: Images,
+    site: Site,
+    *,
+    kfac: KFACConfig,
+    schedule: str | ScheduleConfig,
+    profiles: tuple[ModelProfile | None, ClusterProfile | None] = (None, None),
+) -> Learner:
+    """A learner whose model is a function of the seed, the same on every rank; collective."""
+    torch.manual_seed(config.seed)
+    model = build_model(
+        config.model.name, num_classes=images.num_classes, input_shape=images.image_shape, hidden=config.model.hidden
+    ).to(site.device)
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=config.optimizer.lr,
+        momentum=config.optimizer.momentum,
+        weight_decay=config.optimizer.weight_decay,
+    )
+    recorder = Recorder(site.device, site.communicator.rank)
+    preconditioner = KFAC(
+        model,
+        kfac,
+        schedule,
+        average_gradients=True,
+        model_profile=profiles[0],
+        cluster_profile=profiles[1],
+        communicator=site.communicator,
+        recorder=recorder,
+    )
+    return Learner(model, optimizer, preconditioner, recorder, config.label_smoothing, kfac.accumulation_steps)

@@ -1,0 +1,111 @@
+"""Checkpoints of all ranks at one iteration: whole or not there, verified, the last few kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.records import write_json
+from kfac.communication import Communicator
+
+logger = logging.getLogger(__name__)
+
+COMMIT = "commit.json"
+SHARED = "shared.pt"
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    One is a folder ``iter000100`` with ``shared.pt`` (what is the same on all ranks, by rank 0), ``rankN.pt`` (each
+    rank's own), and last of all ``commit.json`` with the files' digests: without it the folder does not count.
+
+    Args:
+        folder: on a file system that all ranks see.
+        communicator: the ranks.
+        keep: how many stay.
+    """
+
+    def __init__(self, folder: Path, communicator: Communicator, keep: int = 2) -> None:
+        self.folder = folder
+        self._communicator = communicator
+        self._keep = keep
+
+    def save(self, iteration: int, shared: dict[str, Any], own: dict[str, Any]) -> None:
+        """Save the state before ``iteration``; collective.
+
+        Args:
+            iteration: the next one to run.
+            shared: rank 0's is saved.
+            own: every rank's is saved.
+        """
+        rank, target = self._communicator.rank, self.folder / f"iter{iteration:06d}"
+        if rank == 0:
+            # Left over from a run that was killed while it saved: its files would not match the new ones.
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir(parents=True)
+        self._communicator.barrier()
+        digests = {f"rank{rank}.pt": _write(target / f"rank{rank}.pt", own)}
+        if rank == 0:
+            digests[SHARED] = _write(target / SHARED, shared)
+        everyone = self._communicator.all_gather_object(digests)
+        if rank == 0:
+            files = {name: digest for part in everyone for name, digest in part.items()}
+            world_size = self._communicator.world_size
+            write_json(target / COMMIT, {"iteration": iteration, "world_size": world_size, "files": files})
+            for old in self._committed()[: -self._keep]:
+                shutil.rmtree(old, ignore_errors=True)
+        self._communicator.barrier()
+
+    def load(self, map_location: torch.device) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+        """The last checkpoint that is whole: its iteration, the shared and this rank's own state; collective.
+
+        A damaged one falls back to the one before, with a warning.
+        """
+        target: Path | None = None
+        if self._communicator.rank == 0:
+            target = next(filter(self._whole, reversed(self._committed())), None)
+        target = self._communicator.broadcast_object(target)
+        if target is None:
+            return None
+        own = torch.load(target / f"rank{self._communicator.rank}.pt", map_location=map_location, weights_only=True)
+        shared = torch.load(target / SHARED, map_location=map_location, weights_only=True)
+        return json.loads((target / COMMIT).read_text())["iteration"], shared, own
+
+    def _committed(self) -> list[Path]:
+        found = (path.parent for path in self.folder.glob(f"iter*/{COMMIT}"))
+        return sorted(found, key=lambda path: int(path.name[4:]))
+
+    def _whole(self, target: Path) -> bool:
+        try:
+            commit = json.loads((target / COMMIT).read_text())
+            damaged = [name for name, digest in commit["files"].items() if _digest(target / name) != digest]
+            if commit["world_size"] != self._communicator.world_size:
+                damaged.append(f"it is of {commit['world_size']} ranks")
+        except (OSError, ValueError, KeyError) as error:
+            damaged = [str(error)]
+        if damaged:
+            logger.warning("checkpoint %s is left out, damaged: %s", target, ", ".join(damaged))
+        return not damaged
+
+
+def _write(path: Path, state: dict[str, Any]) -> str:
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return _digest(path)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,104 @@
+"""Timelines to look at: a picture for a paper, and a page of its own to zoom into (no network, no libraries)."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE, KIND_COLORS, KINDS, OTHER, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LANES = (COMPUTE_LANE, COMMUNICATION_LANE)
+MAX_RANKS = 8
+"""Ranks that a picture shows; the page shows all."""
+
+
+def draw_timeline(timeline: Timeline, title: str = "", max_ranks: int = MAX_RANKS) -> Figure:
+    """A figure with two lanes per rank: computing above, messages below, one colour per kind.
+
+    Args:
+        timeline: of one iteration.
+        title: above it.
+        max_ranks: how many ranks are shown.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    ranks = timeline.ranks[:max_ranks]
+    figure = Figure(figsize=(7.2, 1.1 + 0.62 * max(1, len(ranks))), layout="constrained")
+    axes = figure.add_subplot()
+    ticks: list[tuple[float, str]] = []
+    for row, rank in enumerate(ranks):
+        for lane, name in enumerate(LANES):
+            bottom = 2.4 * row + lane
+            ticks.append((bottom + 0.45, f"{_rank_name(timeline, rank)} {name}" if lane == 0 else name))
+            for kind in KINDS:
+                spans = [s for s in timeline.spans if (s.rank, s.lane, s.kind) == (rank, name, kind)]
+                bars = [(1e3 * s.start_s, 1e3 * s.duration_s) for s in spans]
+                axes.broken_barh(bars, (bottom, 0.9), color=KIND_COLORS[kind], linewidth=0)
+    axes.set_yticks([position for position, _ in ticks], [label for _, label in ticks])
+    axes.set_ylim(2.4 * len(ranks) - 0.4, -0.1)
+    axes.set_xlim(0, 1e3 * timeline.iteration_s or 1)
+    axes.set_xlabel("milliseconds from the start of the iteration")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    present = {span.kind for span in timeline.spans}
+    handles = [Patch(color=KIND_COLORS[kind], label=kind) for kind in KINDS if kind in present]
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    more = len(timeline.ranks) - len(ranks)
+    if title or more:
+        axes.set_title(title + (f" ({more} more ranks not shown)" if more else ""), loc="left", fontsize="medium")
+    return figure
+
+
+def write_png(timeline: Timeline, path: Path, title: str = "") -> None:
+    """Write :func:`draw_timeline` as a PNG."""
+    draw_timeline(timeline, title).savefig(path, dpi=160, metadata={"Software": None})
+
+
+def write_html(timeline: Timeline, path: Path, title: str = "") -> None:
+    """Write a page that shows all spans of all ranks, zooms, moves and names them; it loads nothing else."""
+    template = (resources.files("experiments") / "timeline.html").read_text()
+    text = json.dumps(_page_data(timeline, title), separators=(",", ":"))
+    # Inside a script element only "<" could end the data early.
+    path.write_text(template.replace("__DATA__", text.replace("<", "\\u003c")))
+
+
+def _page_data(timeline: Timeline, title: str) -> dict[str, Any]:
+    present = {span.kind for span in timeline.spans}
+    exposed, hidden = timeline.breakdown_s(), timeline.hidden_s()
+    kinds = [kind for kind in (*KINDS, OTHER) if kind in present or exposed[kind] > 0]
+    lanes = [(rank, lane) for rank in timeline.ranks for lane in LANES]
+    return {
+        "title": title or "Timeline",
+        "total_us": _us(timeline.iteration_s) or 1.0,
+        "kinds": [
+            {"name": k, "color": KIND_COLORS[k], "exposed_us": _us(exposed[k]), "hidden_us": _us(hidden.get(k, 0.0))}
+            for k in kinds
+        ],
+        "lanes": [
+            {
+                "long": f"{_rank_name(timeline, rank)} {lane}",
+                "short": f"{rank} {'comp' if lane == COMPUTE_LANE else 'comm'}",
+            }
+            for rank, lane in lanes
+        ],
+        "spans": [
+            [lanes.index((s.rank, s.lane)), kinds.index(s.kind), s.name, _us(s.start_s), _us(s.duration_s)]
+            for s in timeline.spans
+        ],
+    }
+
+
+def _us(seconds: float) -> float:
+    return round(1e6 * seconds, 2)
+
+
+def _rank_name(timeline: Timeline, rank: int) -> str:
+    count = timeline.rank_counts.get(rank, 1)
+    return f"rank {rank}" + (f" (of {count} alike)" if count > 1 else "")

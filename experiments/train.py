@@ -1,0 +1,208 @@
+"""``python -m experiments.train``: train a model with one of the schedules and record the run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from experiments.command import RunFailedError, plain, run_command
+from experiments.config import TrainConfig
+from experiments.launch import LaunchError, launch
+from experiments.ranks import Rank, rank_from_environment
+from experiments.records import FAILED, FINISHED, INTERRUPTED, RUNNING, RecordInUseError, RunRecord
+from experiments.settings import ConfigError
+
+logger = logging.getLogger("experiments.train")  # also where this module runs as __main__
+
+
+def main() -> None:
+    """The command."""
+    run_command("train", run, TrainConfig.from_dict)
+
+
+def run(settings: DictConfig) -> str:
+    """One run of a (composed) configuration: its ranks are started here, unless torchrun or SLURM started this one.
+
+    Returns:
+        the run's status.
+
+    Raises:
+        RunFailedError: if a rank failed (which has been reported).
+        KeyboardInterrupt: if the run was asked to stop.
+    """
+    config = TrainConfig.from_dict(plain(settings))
+    rank = rank_from_environment(os.environ, config.world_size, config.record_path)
+    if rank is None:
+        status = run_here(config)
+    else:
+        place = {"rank": rank.rank, "world_size": rank.world_size, "local_rank": rank.local_rank}
+        status = run_rank(config.to_dict(), init_method=rank.init_method, **place)
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    return status
+
+
+def run_here(config: TrainConfig) -> str:
+    """Run all ranks of a configuration on this machine, unless the run has finished before.
+
+    Raises:
+        RunFailedError: if a rank failed (which has been reported).
+        KeyboardInterrupt: if the run was asked to stop.
+    """
+    set_up_logging(0)
+    record = begin(config)
+    if record is None:
+        return FINISHED
+    payload = {"config": config.to_dict(), "record": str(record.path)}
+    logs = record.path / "logs"
+    try:
+        status = launch(
+            "experiments.train:run_launched", payload, config.world_size, threads=config.threads, log_folder=logs
+        )
+    except LaunchError as error:
+        record.end_segment(FAILED, error.failure.to_dict())
+        print(f"{config.run_id} failed: {error.failure}\nlogs: {logs}", file=sys.stderr)  # noqa: T201
+        raise RunFailedError(str(error)) from None
+    except BaseException:
+        record.end_segment(INTERRUPTED)
+        logger.warning("%s is interrupted; the same command continues it", config.run_id)
+        raise
+    finally:
+        record.close()
+    end(record, status)
+    return str(status)
+
+
+def run_launched(payload: Mapping[str, Any], rank: Rank) -> str:
+    """One rank that :func:`run_here` started."""
+    from experiments.training import train
+
+    set_up_logging(rank.rank)
+    path = Path(payload["record"])
+    return train(TrainConfig.from_dict(payload["config"]), rank, lambda _: RunRecord.load(path))
+
+
+def run_rank(config: Mapping[str, Any], *, rank: int, world_size: int, init_method: str, local_rank: int = 0) -> str:
+    """One rank that something else started (torchrun, SLURM): rank 0 keeps the record.
+
+    Args:
+        config: the resolved configuration, as plain data.
+        rank, world_size, local_rank: of this process.
+        init_method: where the ranks meet, ``file:///path`` or ``tcp://host:port``.
+
+    Returns:
+        ``finished``, or ``interrupted`` where SIGTERM or SIGUSR2 asked for it, with a checkpoint of all ranks.
+    """
+    from experiments.training import train
+
+    settings = TrainConfig.from_dict(config)
+    set_up_logging(rank)
+    me = Rank(rank=rank, world_size=world_size, local_rank=local_rank, init_method=init_method)
+    record: RunRecord | None = None
+
+    def open_record(is_first: bool) -> RunRecord | None:
+        nonlocal record
+        if is_first:
+            record = begin(settings)
+            return record
+        record = RunRecord.load(settings.record_path)
+        return None if record.status == FINISHED else record
+
+    try:
+        status = train(settings, me, open_record)
+    except Exception as error:
+        _note_failure(settings.record_path, rank, error)
+        raise
+    if rank == 0 and record is not None:
+        end(record, status)
+        record.close()
+    return status
+
+
+def begin(config: TrainConfig) -> RunRecord | None:
+    """Open the run's record for a new start or a continuation; None if it has finished already (which is said)."""
+    facts = {
+        "schedule": config.schedule.label,
+        "model": config.model.name,
+        "data": config.data.name,
+        "world_size": config.world_size,
+        "seed": config.seed,
+    }
+    name, path = config.name or config.run_id, config.record_path
+    try:
+        record = RunRecord.open(
+            path, run_id=config.run_id, name=name, facts=facts, config=config.to_dict(), rerun=config.rerun
+        )
+    except RecordInUseError as error:
+        raise ConfigError(f"{error}: wait for it, or end it") from error
+    except OSError as error:
+        raise ConfigError(f"runs={config.runs}: cannot write {path}: {error}") from error
+    if record.status == FINISHED:
+        logger.info("%s has finished before: skipped (rerun=true starts over)", path)
+        record.close()
+        return None
+    going_on = bool(record.head["segments"])
+    if not record.begin_segment(restart=os.environ.get("SLURM_RESTART_COUNT")):
+        logger.warning("%s: the code has changed since the run was interrupted", path)
+    logger.info("%s %s", "continuing" if going_on else "recording", path)
+    return record
+
+
+def end(record: RunRecord, status: str) -> None:
+    """Close the run's books and say how it went."""
+    record.end_segment(status)
+    summary = record.read("summary.json")
+    if status != FINISHED or summary is None:
+        logger.info("%s is %s; the same command continues it", record.path, status)
+        return
+    logger.info("%s", describe(summary))
+    logger.info("finished: %s", record.path)
+
+
+def describe(summary: Mapping[str, Any]) -> str:
+    """A summary in a few lines: accuracy, seconds per iteration, and where they go."""
+    lines = []
+    if summary["eval_accuracy"] is not None:
+        lines.append(f"test loss {summary['eval_loss']:.4f}, accuracy {100 * summary['eval_accuracy']:.1f} %")
+    times = summary["iteration_s"]
+    if times:
+        spread = f"(quartiles {1e3 * times['q25']:.1f} to {1e3 * times['q75']:.1f})"
+        lines.append(f"{1e3 * times['median']:.1f} ms per iteration {spread}, median of {times['n']}")
+    parts = [f"{kind} {1e3 * seconds:.1f}" for kind, seconds in summary["breakdown_s"].items() if seconds > 0]
+    if parts:
+        lines.append(f"exposed ms: {', '.join(parts)}")
+    hidden = [f"{kind} {1e3 * seconds:.1f}" for kind, seconds in summary["hidden_s"].items() if seconds > 0]
+    if hidden:
+        lines.append(f"hidden ms: {', '.join(hidden)}")
+    return "\n".join(lines)
+
+
+def set_up_logging(rank: int) -> None:
+    """Rank 0 tells how the run goes; the others only what is wrong, with their number."""
+    form = "%(message)s" if rank == 0 else f"rank {rank}: %(message)s"
+    logging.basicConfig(level=logging.WARNING, format=form, stream=sys.stdout if rank == 0 else sys.stderr)
+    logging.getLogger("experiments").setLevel(logging.INFO if rank == 0 else logging.WARNING)
+
+
+def _note_failure(path: Path, rank: int, error: Exception) -> None:
+    """Whichever rank fails first says so in the record: rank 0 may be stuck in a collective by now."""
+    try:
+        record = RunRecord.load(path)
+    except ValueError:
+        return
+    if record.status == RUNNING:
+        text = "".join(traceback.format_exception(error))
+        record.end_segment(
+            FAILED, {"rank": rank, "message": f"failed: {type(error).__name__}: {error}", "traceback": text}
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""The training loop of one rank, with its record, checkpoints, evaluations and timelines."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.assembly import Learner, Site, assemble, sum_over_ranks
+from experiments.checkpoints import Checkpoints
+from experiments.clock import IterationClock
+from experiments.config import TrainConfig
+from experiments.data import Batch, load_images
+from experiments.learning_rate import learning_rate
+from experiments.measure import measure
+from experiments.ranks import Rank, StopRequest
+from experiments.records import FAILED, FINISHED, INTERRUPTED, RunRecord
+from experiments.sharding import Shards, derive_seed
+from experiments.tracking import NoTracker, Tracker, open_tracker
+from kfac.communication import shutdown
+from kfac.planning import ClusterProfile, ModelProfile
+from kfac.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: TrainConfig, rank: Rank, open_record: Callable[[bool], RunRecord | None]) -> str:
+    """Train as one rank until the end, or until a signal asks to stop; collective.
+
+    Args:
+        config: of the run.
+        rank: this process.
+        open_record: gives the run's record, or None if the run has finished before; called with True on rank 0 and,
+            after that, with False on the others. Rank 0 writes the record, every rank adds its timelines.
+
+    Returns:
+        ``finished`` or ``interrupted`` (with a checkpoint of all ranks at the same iteration).
+    """
+    stop = StopRequest().listen()
+    site = Site.enter(config, rank)
+    try:
+        record = _open_everywhere(site, open_record)
+        return FINISHED if record is None else Training(config, record, site, stop).run()
+    finally:
+        shutdown()
+
+
+def _open_everywhere(site: Site, open_record: Callable[[bool], RunRecord | None]) -> RunRecord | None:
+    """The record on every rank, once rank 0 has it; what rank 0 raises is raised everywhere."""
+    record: RunRecord | None = None
+    outcome: bool | Exception = True
+    if site.communicator.rank == 0:
+        try:
+            record = open_record(True)
+            outcome = record is not None
+        except Exception as error:
+            outcome = error
+    outcome = site.communicator.broadcast_object(outcome)
+    if isinstance(outcome, Exception):
+        raise outcome
+    if not outcome:
+        return None
+    return record or open_record(False)
+
+
+class Training:
+    """One rank's run.
+
+    Args:
+        config: of the run.
+        record: of the run.
+        site: device and ranks.
+        stop: whether to stop early.
+    """
+
+    def __init__(self, config: TrainConfig, record: RunRecord, site: Site, stop: StopRequest) -> None:
+        self.config, self.record, self.site, self.stop = config, record, site, stop
+        self.rank, self.world_size = site.communicator.rank, site.communicator.world_size
+        self.images = load_images(config.data)
+        self.shards = Shards(
+            size=self.images.train_size,
+            batch_size=config.batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            seed=config.seed,
+        )
+        self.per_epoch = self.shards.iterations_per_epoch
+        self.iterations = config.iterations or self.per_epoch * (config.epochs or 1)
+        self.clock = IterationClock(site.device)
+        self.pending: list[tuple[int, float, Tensor, Tensor]] = []
+        self.checkpoints = Checkpoints(record.path / "checkpoint", site.communicator, config.checkpoint.keep)
+
+    def run(self) -> str:
+        """Everything: profiles, training from the last checkpoint on, evaluation, summary."""
+        self.learner = self._prepare()
+        start = self._resume()
+        self.tracker: Tracker = open_tracker(self.config, self.record) if self.rank == 0 else NoTracker()
+        status = FAILED
+        try:
+            status = self._loop(start)
+            if status == FINISHED and self.rank == 0:
+                self._summarise()
+        finally:
+            self.tracker.finish(status)
+        self.learner.preconditioner.close()
+        return status
+
+    # ------------------------------------------------------------------ before the first iteration
+
+    def _prepare(self) -> Learner:
+        profiles = self._profiles()
+        config = self.config
+        kfac = config.kfac_config()
+        if config.kfac.get("lr") is None:
+            kfac = config.kfac_config(lr=self._learning_rate)
+        schedule = config.schedule.value
+        learner = assemble(config, self.images, self.site, kfac=kfac, schedule=schedule, profiles=profiles)
+        if self.rank == 0:
+            logger.info("%s", learner.preconditioner.summary())
+            logger.info("%s", learner.preconditioner.plan)
+            for name, profile in zip(("model_profile.json", "cluster_profile.json"), profiles, strict=True):
+                if profile is not None:
+                    self.record.write(name, profile.to_dict())
+        return learner
+
+    def _profiles(self) -> tuple[ModelProfile | None, ClusterProfile | None]:
+        """What to plan from: given, recorded by this run before it was interrupted, or measured now."""
+        model, cluster = self.config.profiles()
+        if not self.config.measures:
+            return model, cluster
+        saved = [self.record.read(name) for name in ("model_profile.json", "cluster_profile.json")]
+        saved = self.site.communicator.broadcast_object(saved)
+        if all(saved):
+            return ModelProfile.from_dict(saved[0]), ClusterProfile.from_dict(saved[1])
+        if self.rank == 0:
+            logger.info("measuring this machine")
+        measured_model, cluster = measure(self.config, self.images, self.site)
+        return model or measured_model, cluster
+
+    def _learning_rate(self, iteration: int) -> float:
+        return learning_rate(self.config.optimizer, iteration, self.per_epoch, self.iterations)
+
+    def _resume(self) -> int:
+        """The first iteration to run; the state before it is loaded if it is not 0."""
+        found = self.checkpoints.load(self.site.device)
+        start = 0
+        if found is not None:
+            start, shared, own = found
+            self.learner.model.load_state_dict({**shared["model"], **own["buffers"]})
+            self.learner.optimizer.load_state_dict(shared["optimizer"])
+            self.learner.preconditioner.load_state_dict(shared["kfac"])
+            _set_random_state(own["random"])
+            if self.rank == 0:
+                logger.info("continuing from the checkpoint before iteration %d", start)
+        if self.rank == 0:
+            self.record.write("plan.json", self.learner.preconditioner.plan.to_dict())
+        return start
+
+    # ------------------------------------------------------------------ the loop
+
+    def _batches(self, start: int) -> Iterator[Batch]:
+        seed = self.config.seed
+        numbers = range(start, self.iterations)
+        return self.images.training_batches(
+            (self.shards.indices(i), derive_seed(seed, "augment", i, self.rank)) for i in numbers
+        )
+
+    def _loop(self, start: int) -> str:
+        config = self.config
+        batches = self._batches(start)
+        self.started_s, self.first = time.perf_counter(), start
+        self.site.communicator.barrier()
+        for iteration in range(start, self.iterations):
+            self._iterate(iteration, batches)
+            done = iteration + 1
+            last = done == self.iterations
+            saves = config.checkpoint.every is not None and done % config.checkpoint.every == 0
+            evaluates = last or done % (config.evaluation.every or self.per_epoch) == 0
+            if not (last or saves or evaluates or done % config.progress == 0):
+                continue
+            stopping = self._report(done) and not last
+            if evaluates:
+                self._evaluate(done)
+            if (saves or stopping) and not last:
+                self._save(done)
+            if stopping:
+                return INTERRUPTED
+            # Whatever rank 0 did alone must not count as another rank's waiting in the next iteration.
+            self.site.communicator.barrier()
+        return FINISHED
+
+    def _iterate(self, iteration: int, batches: Iterator[Batch]) -> None:
+        recorder = self.learner.recorder
+        records = self.config.timeline.records(iteration)
+        lr = self._learning_rate(iteration)
+        if records:
+            self.site.communicator.barrier()
+        self.clock.begin()
+        images, labels = next(batches)
+        batch = images.to(self.site.device), labels.to(self.site.device)
+        if records:
+            recorder.start()
+        loss, right = self.learner.step(batch, lr)
+        self.clock.end()
+        self.pending.append((iteration, lr, loss, right))
+        if records:
+            path = self.record.timeline_path(iteration, self.rank)
+            path.parent.mkdir(exist_ok=True)
+            recorder.stop().to_chrome_trace(path)
+            self.site.communicator.barrier()
+
+    def _report(self, done: int) -> bool:
+        """Average and log the iterations since the last report; whether some rank was asked to stop. Collective."""
+        pending, self.pending = self.pending, []
+        seconds = self.clock.drain()
+        numbers = torch.stack([torch.stack((loss.double(), right.double())) for _, _, loss, right in pending]).cpu()
+        asked = torch.tensor([[float(self.stop.asked), 0.0]], dtype=torch.float64)
+        *averages, total = sum_over_ranks(torch.cat((numbers, asked)), self.site).div(self.world_size).tolist()
+        stopping = bool(total[0] > 0)
+        if self.rank == 0:
+            for (iteration, lr, _, _), (loss, right), iteration_s in zip(pending, averages, seconds, strict=True):
+                accuracy = right / self.config.batch_size
+                row = {"kind": "train", "iter": iteration, "epoch": self._epoch(iteration + 1), "loss": loss}
+                self._log({**row, "accuracy": accuracy, "lr": lr, "iteration_s": iteration_s})
+            self._progress(done, averages, seconds, stopping)
+        return stopping
+
+    def _progress(self, done: int, averages: list[list[float]], seconds: list[float], stopping: bool) -> None:
+        loss = statistics.fmean(loss for loss, _ in averages)
+        accuracy = statistics.fmean(right for _, right in averages) / self.config.batch_size
+        passed_s = time.perf_counter() - self.started_s
+        left_s = passed_s / (done - self.first) * (self.iterations - done)
+        logger.info(
+            "iteration %d/%d  epoch %.2f  loss %.4f  accuracy %.1f %%  %.1f ms  %.2f it/s  %s",
+            done,
+            self.iterations,
+            self._epoch(done),
+            loss,
+            100 * accuracy,
+            1e3 * statistics.median(seconds),
+            (done - self.first) / passed_s,
+            "asked to stop" if stopping else f"ETA {int(left_s // 60)}:{int(left_s % 60):02d}",
+        )
+
+    def _evaluate(self, done: int) -> None:
+        size, indices = (
+            self.config.evaluation.batch_size,
+            torch.arange(self.rank, self.images.test_size, self.world_size),
+        )
+        batches = self.images.test_batches(indices.split(size))
+        loss, accuracy = self.learner.evaluate(batches, self.site)
+        if self.rank == 0:
+            epoch = self._epoch(done)
+            self._log({"kind": "eval", "iter": done - 1, "epoch": epoch, "loss": loss, "accuracy": accuracy})
+            logger.info("test after %d iterations: loss %.4f  accuracy %.1f %%", done, loss, 100 * accuracy)
+
+    def _save(self, done: int) -> None:
+        model, buffers = self.learner.model.state_dict(), dict(self.learner.model.named_buffers())
+        parameters = {key: value for key, value in model.items() if key not in buffers}
+        shared = {
+            "model": parameters,
+            "optimizer": self.learner.optimizer.state_dict(),
+            "kfac": self.learner.preconditioner.state_dict(),
+        }
+        own = {"buffers": {key: value for key, value in model.items() if key in buffers}, "random": _random_state()}
+        self.checkpoints.save(done, shared, own)
+
+    def _log(self, row: dict[str, Any]) -> None:
+        """Into the record first; trackers get a copy."""
+        self.record.log(row)
+        self.tracker.log(row)
+
+    def _epoch(self, done: int) -> float:
+        return round(done / self.per_epoch, 4)
+
+    # ------------------------------------------------------------------ afterwards
+
+    def _summarise(self) -> None:
+        from experiments.summary import render_timelines, summarise
+
+        summary = summarise(self.record, self.config.warmup)
+        self.record.write("summary.json", summary)
+        timeline: Timeline | None = render_timelines(self.record)
+        self.tracker.summary(summary)
+        if timeline is not None:
+            self.tracker.timeline(self.record)
+
+
+def _random_state() -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_random_state(state: dict[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"].cpu())
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())
