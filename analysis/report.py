@@ -33,8 +33,8 @@ def _identity(run: Run) -> tuple[Cell, ...]:
 def speedup(run: Run, runs: Sequence[Run], baseline: str) -> float | None:
     """How many times shorter a run's median iteration is than the baseline's.
 
-    The baseline is the comparable runs (same model, data, number of ranks, batch size, threads, device) of the schedule
-    ``baseline``; of several the median counts. None where there is none.
+    The baseline is the comparable runs (:attr:`~analysis.runs.Run.comparable`) of the schedule ``baseline``; of several
+    the median counts. None where there is none.
     """
     of_baseline_s = [r.iteration_s.median for r in _baselines(run, runs, baseline) if r.iteration_s]
     if not of_baseline_s or run.iteration_s is None:
@@ -90,7 +90,7 @@ def runs_table(
         rows.append((*identity, *of_times, speedup(run, among, baseline), *ends, run.loss, run.accuracy, run.run_id))
     notes = [
         f"Iteration times: median and quartiles over n iterations, warm-up left out. Speed-up: median of {baseline} "
-        "over median, within equal model, data, ranks, batch size, threads and device."
+        "over median, within equal model, data, K-FAC options, ranks, batch size, threads and device."
     ]
     if intervals:
         notes.append("Interval: 95 % bootstrap over iterations; runs differ by more than the iterations of one run do.")

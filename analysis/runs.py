@@ -19,6 +19,8 @@ from kfac.timeline import Timeline
 
 SCHEDULE_ORDER = ("sgd", "kfac", "dkfac", "mpdkfac", "spdkfac")
 """Schedules as the paper lists them."""
+COMPARABLE_KEYS = ("model", "data", "kfac", "batch_size", "threads", "device")
+"""Keys of the configuration that change an iteration's time and are not what is compared (that is the schedule)."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Run:
         run_id, name, status, schedule, model, data, world_size, seed: as recorded.
         created: when, as recorded.
         host: where its last segment ran.
+        code: the commit, or the version, that it started with.
         config: the resolved configuration.
         iterations: how many it trained, a repeated one counted once.
         iteration_s: median and quartiles of an iteration's seconds, the first (warm-up) ones left out; None if it has
@@ -66,6 +69,7 @@ class Run:
     seed: int
     created: str
     host: str
+    code: Mapping[str, Any] = field(hash=False)
     config: Mapping[str, Any] = field(hash=False)
     iterations: int
     iteration_s: Spread | None
@@ -81,17 +85,12 @@ class Run:
         return value if isinstance(value, int) else None
 
     @property
-    def comparable(self) -> tuple[Any, ...]:
-        """What two runs must share for their iteration times to be compared."""
-        return (
-            self.model,
-            self.data,
-            self.world_size,
-            *(self.config.get(k) for k in ("batch_size", "threads", "device")),
-        )
+    def comparable(self) -> str:
+        """What two runs must share for their iteration times to be compared: :data:`COMPARABLE_KEYS`, as JSON."""
+        return json.dumps([self.world_size, {key: self.config.get(key) for key in COMPARABLE_KEYS}], sort_keys=True)
 
     def samples_s(self) -> list[float]:
-        """Seconds of each iteration in order, without the warm-up."""
+        """Seconds of each iteration in order, without the warm-up unless there is nothing else."""
         return _samples_s(self.config, _rows(self.path)["train"])
 
     def machine(self) -> dict[str, Any]:
@@ -111,8 +110,8 @@ def find_records(root: Path) -> Iterator[Path]:
 
 def paper_order(run: Run) -> tuple[Any, ...]:
     """Sorts runs by model, data and number of ranks, then schedules as the paper lists them, other ones after."""
-    known = run.schedule in SCHEDULE_ORDER
-    place = SCHEDULE_ORDER.index(run.schedule) if known else len(SCHEDULE_ORDER)
+    name = run.schedule.split("+")[0]  # what follows are the switches that differ from the named schedule
+    place = SCHEDULE_ORDER.index(name) if name in SCHEDULE_ORDER else len(SCHEDULE_ORDER)
     return (run.model, run.data, place, run.schedule, run.world_size, run.seed, run.run_id)
 
 
@@ -169,6 +168,7 @@ def _load_run(path: Path) -> Run:
         seed=int(head["seed"]),
         created=str(head.get("created", "")),
         host=str((head.get("segments") or [{}])[-1].get("host", "")),
+        code=head.get("code") or {},
         config=config,
         iterations=int(summary["iterations"]),
         iteration_s=Spread(times["median"], times["q25"], times["q75"], times["n"]) if times else None,
@@ -202,7 +202,8 @@ def _rows(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 def _samples_s(config: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[float]:
     warmup = config.get("warmup", 0)
-    return [row["iteration_s"] for row in rows[warmup:] if row.get("iteration_s") is not None]
+    seconds = [row["iteration_s"] for row in rows]
+    return seconds[warmup:] or seconds
 
 
 def _summarise(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,9 +40,9 @@ class Sourced:
     def __float__(self) -> float:
         return float(self.value)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return dict(vars(self))
+    def origin(self) -> dict[str, str]:
+        """Source and confidence."""
+        return {"source": self.source, "confidence": self.confidence}
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,12 @@ def inverse_s(key: str, placement: str) -> dict[str, Sourced]:
     entry = _entry("inverse", key)
     values = _pick(entry, placement, "placement")
     return {kind: _sourced(entry, values[f"{kind}_s"]) for kind in ("InverseComp", "InverseComm")}
+
+
+def lbp_threshold_dim() -> int:
+    """The dimension below which every rank inverted a factor in the authors' final runs of SPD-KFAC."""
+    dim: int = load()["lbp"]["threshold_final_runs_dim"]
+    return dim
 
 
 def linear_cost(name: str) -> LinearCoefficients:

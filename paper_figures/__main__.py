@@ -1,0 +1,69 @@
+"""``python -m paper_figures``: the tables and figures, from published numbers, simulation and run records."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from paper_figures import breakdown, iteration_time, measured_breakdown, measured_iteration_time, models_table
+from paper_figures.item import Context
+
+ITEMS: dict[str, ModuleType] = {
+    item.NAME: item for item in (models_table, iteration_time, measured_iteration_time, breakdown, measured_breakdown)
+}
+"""Every table and figure by its name, in the order in which they are made."""
+
+
+def _listing() -> str:
+    width = max(map(len, ITEMS))
+    return "\n".join(f"  {name:<{width}}  {(item.__doc__ or '').splitlines()[0]}" for name, item in ITEMS.items())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m paper_figures",
+        description="Make the tables and figures, each with a provenance file that leads from its numbers to their "
+        "runs, profiles or sources.",
+        epilog=f"tables and figures:\n{_listing()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which ones (default: all; see below)")
+    parser.add_argument("--out", type=Path, default=Path("paper_figures/out"), help="where to (%(default)s)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the run records (%(default)s)")
+    parser.add_argument("--list", action="store_true", help="list the names and stop")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    if options.list:
+        print(_listing())
+        return 0
+    unknown = [name for name in options.names if name not in ITEMS]
+    if unknown:
+        print(f"error: no table or figure {unknown[0]!r}; there are: {', '.join(ITEMS)}", file=sys.stderr)
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    context = Context(options.out, options.runs)
+    warned: set[str] = set()
+    for name, item in ITEMS.items():
+        if options.names and name not in options.names:
+            continue
+        made = item.make(context)
+        for warning in made.warnings:
+            if warning not in warned:
+                print(f"warning: {warning}", file=sys.stderr)
+        warned.update(made.warnings)
+        if made.text:
+            print(made.text)
+        first, *others = made.paths
+        print(f"wrote {first}" + "".join(f", {path.name.removeprefix(name)}" for path in others) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

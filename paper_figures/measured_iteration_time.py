@@ -1,0 +1,73 @@
+"""Measured iteration-time table: the small model's runs on this machine, with their noise and both speed-ups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis.tables import Cell, Column, Table
+from paper_figures.item import Context, Made, Provenance, write_table
+from paper_figures.measured import NO_RUNS, Measured, add_runs, baseline, measured
+
+NAME = "measured_iteration_time"
+SPEEDUPS = {"SP1": "dkfac", "SP2": "mpdkfac"}
+"""The paper's two speed-ups, and the schedules they are over."""
+
+COLUMNS = (
+    Column("model", align="left"),
+    Column("data", align="left"),
+    Column("ranks", "d"),
+    Column("batch/rank", "d"),
+    Column("schedule", align="left"),
+    *(Column(f"{name} [ms]", ".1f", group="measured") for name in ("median", "q25", "q75")),
+    Column("n", "d", group="measured"),
+    Column("runs", "d", group="measured"),
+    *(Column(name, ".2f", group="measured") for name in SPEEDUPS),
+)
+
+
+def table(runs_folder: Path) -> tuple[Table, Provenance, list[str]]:
+    """One row per schedule, and the warnings of records left out."""
+    provenance = Provenance(NAME)
+    groups, warnings = measured(runs_folder)
+    add_runs(provenance, groups, runs_folder)
+    rows = tuple(_row(group, groups, provenance) for group in groups)
+    machines = sorted({_machine(group) for group in groups})
+    notes = [
+        "measured: real processes of this project. Median and quartiles over n iterations, warm-up left out; of "
+        "several runs the median of each. SP1 = dkfac / schedule, SP2 = mpdkfac / schedule, where the baseline has the "
+        "same model, data, K-FAC options, ranks, batch size, threads and device.",
+        *(f"Machine: {machine}." for machine in machines),
+    ]
+    if not groups:
+        notes = [NO_RUNS.format(runs_folder)]
+    return Table("Iteration time, measured", COLUMNS, rows, tuple(notes)), provenance, warnings
+
+
+def _row(group: Measured, groups: list[Measured], provenance: Provenance) -> tuple[Cell, ...]:
+    run, spread = group.run, group.spread
+    times_ms = {f"{name} [ms]": 1e3 * getattr(spread, name) for name in ("median", "q25", "q75")}
+    for name, value in {**times_ms, "n": spread.n}.items():
+        provenance.add(f"{group.label}/{name}", value, "measured", **group.origin())
+    ratios: list[Cell] = []
+    for name, schedule in SPEEDUPS.items():
+        over = baseline(group, groups, schedule)
+        ratio = over.spread.median / spread.median if over else None
+        ratios.append(ratio)
+        if over:
+            of = [f"{over.label}/median [ms]", f"{group.label}/median [ms]"]
+            provenance.add(f"{group.label}/{name}", ratio, "measured", ratio_of=of)
+    identity = (run.model, run.data, run.world_size, run.batch_size, run.schedule)
+    return (*identity, *times_ms.values(), spread.n, len(group.runs), *ratios)
+
+
+def _machine(group: Measured) -> str:
+    facts = group.run.machine()
+    gpus = ", ".join(facts.get("gpus", []))
+    return f"{facts.get('cpu', 'unknown')}, {facts.get('cpus', '?')} CPUs" + (f", {gpus}" if gpus else "")
+
+
+def make(context: Context) -> Made:
+    """Write the table."""
+    made_table, provenance, warnings = table(context.runs)
+    made = write_table(context, made_table, provenance)
+    return Made(made.paths, made.text, tuple(warnings))

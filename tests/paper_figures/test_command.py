@@ -1,0 +1,193 @@
+import csv
+import json
+import subprocess
+import sys
+
+import matplotlib.image
+import pytest
+
+from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
+from kfac.schedules import make_plan
+from kfac.simulation import simulate
+from paper_figures import breakdown, published
+from paper_figures.__main__ import ITEMS, main
+from paper_figures.item import Provenance
+from paper_figures.style import paper_style
+from tests.analysis.records import write_record
+
+FILES = {
+    "models": (".md", ".tex", ".csv"),
+    "iteration_time": (".md", ".tex", ".csv"),
+    "measured_iteration_time": (".md", ".tex", ".csv"),
+    "breakdown": (".pdf", ".png"),
+    "measured_breakdown": (".pdf", ".png"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    write_record(folder, "resnet20-dkfac-w2-s0-00000000", schedule="dkfac", times_s=(9.0, 0.4, 0.39, 0.41))
+    write_record(folder, "resnet20-mpdkfac-w2-s0-00000000", schedule="mpdkfac", times_s=(9.0, 0.3, 0.29, 0.31))
+    write_record(folder, "resnet20-spdkfac-w2-s0-00000000", schedule="spdkfac", times_s=(9.0, 0.2, 0.19, 0.21))
+    write_record(folder, "resnet20-spdkfac-w2-s1-00000000", seed=1, times_s=(9.0, 0.22, 0.21, 0.23))
+    write_record(folder, "resnet20-kfac-w1-s0-00000000", schedule="kfac", world_size=1)
+    write_record(folder, "resnet20-sgd-w2-s0-00000000", schedule="sgd", status="failed")
+    (write_record(folder, "damaged") / "run.json").write_text("{")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory, runs):
+    folder = tmp_path_factory.mktemp("out")
+    assert main(["--out", str(folder), "--runs", str(runs)]) == 0
+    return folder
+
+
+def rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_item_writes_its_files_with_provenance(out):
+    expected = {f"{name}{suffix}" for name, suffixes in FILES.items() for suffix in (*suffixes, ".provenance.json")}
+    assert {path.name for path in out.iterdir()} == expected
+    assert set(FILES) == set(ITEMS)
+
+
+def test_iteration_time_table_holds_the_published_numbers_exactly(out):
+    for key, row in zip(published.model_keys(), rows(out / "iteration_time.csv"), strict=True):
+        d, mpd, spd = (float(row[f"published {a}"]) for a in published.ALGORITHMS)
+        assert [d, mpd, spd] == [float(published.iteration_s(key, a)) for a in published.ALGORITHMS]
+        entry = published.load()["iteration_time"][key]
+        assert float(row["published SP1"]) == pytest.approx(entry["speedup_over_D-KFAC"], abs=5e-5)
+        assert float(row["published SP2"]) == pytest.approx(entry["speedup_over_MPD-KFAC"], abs=5e-5)
+
+
+@pytest.mark.parametrize(("algorithm", "schedule"), [("D-KFAC", "dkfac"), ("SPD-KFAC", "spdkfac")])
+def test_simulated_column_is_what_the_named_schedule_simulates_to(out, algorithm, schedule):
+    model, cluster = load_shipped_model("resnet50"), load_shipped_cluster("paper64")
+    expected_s = simulate(make_plan(schedule, model, cluster), model, cluster).iteration_s
+    row = rows(out / "iteration_time.csv")[0]
+    assert float(row[f"simulated {algorithm}"]) == expected_s
+    assert float(row[f"simulated {algorithm}"]) != float(row[f"published {algorithm}"])
+
+
+def test_models_table_holds_the_published_counts(out):
+    for key, row in zip(published.model_keys(), rows(out / "models.csv"), strict=True):
+        model = published.model(key)
+        assert (int(row["A elements"]), int(row["G elements"])) == (model.a_elements, model.g_elements)
+        assert (int(row["parameters"]), int(row["batch/GPU"])) == (model.parameters, model.batch_size)
+
+
+def test_measured_table_groups_seeds_and_leaves_out_what_is_not_finished(out):
+    by_schedule = {row["schedule"]: row for row in rows(out / "measured_iteration_time.csv")}
+    assert list(by_schedule) == ["kfac", "dkfac", "mpdkfac", "spdkfac"]
+    spd = by_schedule["spdkfac"]
+    assert float(spd["measured median [ms]"]) == pytest.approx(210.0)  # of 200 and 220
+    assert (int(spd["measured runs"]), int(spd["measured n"])) == (2, 6)
+    assert float(spd["measured SP1"]) == pytest.approx(400 / 210)
+    assert float(spd["measured SP2"]) == pytest.approx(300 / 210)
+    assert by_schedule["kfac"]["measured SP1"] == ""
+
+
+def test_every_number_leads_to_a_source_an_input_or_a_run(out, runs):
+    for name in FILES:
+        data = json.loads((out / f"{name}.provenance.json").read_text())
+        assert data["numbers"]
+        for path, number in data["numbers"].items():
+            tag = number["tag"]
+            if "ratio_of" in number:
+                top, bottom = (data["numbers"][p]["value"] for p in number["ratio_of"])
+                assert number["value"] == pytest.approx(top / bottom)
+            elif tag == "published":
+                assert number["source"], path
+            elif tag == "measured":
+                for run in number["runs"]:
+                    assert (runs / data["inputs"]["runs"][run]["path"] / "run.json").exists()
+            else:
+                assert tag in ("simulated", "traced")
+                assert number["input"] in data["inputs"], path
+            assert tag in path or tag in ("measured", "traced") or name == "models"
+
+
+def test_tables_say_published_simulated_and_measured(out):
+    text = (out / "iteration_time.tex").read_text()
+    assert r"\multicolumn{5}{c}{published} & \multicolumn{6}{c}{simulated}" in text
+    assert "ResNet-50 & 0.8525 & 0.7635 & 0.6755 & 1.26 & 1.13 &" in text
+    assert "published D-KFAC" in (out / "iteration_time.md").read_text()
+    assert "measured" not in text
+    assert "published" not in (out / "measured_iteration_time.md").read_text()
+
+
+def test_bars_of_the_figure_are_as_high_as_the_numbers():
+    keys = published.model_keys()
+    with paper_style():
+        figure = breakdown.draw({key: breakdown.bars(key, Provenance(key)) for key in keys})
+    for key, axes in zip(keys, figure.axes, strict=True):
+        tops = {}
+        for patch in axes.patches:
+            x = round(patch.get_x(), 6)
+            tops[x] = max(tops.get(x, 0.0), patch.get_y() + patch.get_height())
+        heights = [tops[x] for x in sorted(tops)]
+        assert len(heights) == 7  # per algorithm two, and one more for SPD-KFAC as the paper ran it
+        expected = [float(published.iteration_s(key, a)) for a in published.ALGORITHMS]
+        assert heights[0:6:2] == pytest.approx(expected, abs=1.01e-4)
+        assert axes.get_ylim()[1] > max(heights)
+
+
+def test_pictures_open_at_the_width_of_a_page(out):
+    assert matplotlib.image.imread(out / "breakdown.png").shape[1] == 2100
+    assert matplotlib.image.imread(out / "measured_breakdown.png").shape[1] == 1020
+    for name in ("breakdown", "measured_breakdown"):
+        data = (out / f"{name}.pdf").read_bytes()
+        assert data.startswith(b"%PDF")
+        assert b"CreationDate" not in data
+
+
+def test_a_second_time_gives_the_same_bytes(out, runs, tmp_path):
+    assert main(["--out", str(tmp_path), "--runs", str(runs)]) == 0
+    for path in out.iterdir():
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
+
+
+def test_another_process_gives_the_same_bytes(out, runs, tmp_path):
+    names = ["models", "measured_iteration_time", "measured_breakdown"]
+    command = [sys.executable, "-m", "paper_figures", *names, "--out", str(tmp_path), "--runs", str(runs)]
+    subprocess.run(command, check=True, capture_output=True)
+    made = sorted(tmp_path.iterdir())
+    assert len(made) == 11
+    for path in made:
+        assert path.read_bytes() == (out / path.name).read_bytes(), path.name
+
+
+def test_the_table_is_printed_and_the_damaged_record_named(runs, tmp_path, capsys):
+    assert main(["iteration_time", "measured_iteration_time", "--out", str(tmp_path), "--runs", str(runs)]) == 0
+    shown = capsys.readouterr()
+    line = next(x for x in shown.out.splitlines() if x.startswith("ResNet-50"))
+    assert line.split()[1:6] == ["0.8525", "0.7635", "0.6755", "1.26", "1.13"]
+    assert f"skipped {runs / 'single' / 'damaged'}" in shown.err
+
+
+def test_without_runs_the_measured_table_says_so_and_an_old_figure_goes(tmp_path, capsys):
+    old = tmp_path / "measured_breakdown.png"
+    old.write_bytes(b"old")
+    names = ["measured_iteration_time", "measured_breakdown"]
+    assert main([*names, "--out", str(tmp_path), "--runs", str(tmp_path / "none")]) == 0
+    assert "No finished run records" in capsys.readouterr().out
+    assert "No finished run records" in (tmp_path / "measured_iteration_time.md").read_text()
+    assert not old.exists()
+
+
+def test_unknown_names_are_an_error_that_names_the_choices(capsys):
+    assert main(["nothing"]) == 2
+    assert "iteration_time, measured_iteration_time" in capsys.readouterr().err
+
+
+def test_listing_and_help_without_torch():
+    shown = subprocess.run(
+        [sys.executable, "-m", "paper_figures", "--help"], capture_output=True, text=True, check=True
+    )
+    assert all(name in shown.stdout for name in ITEMS)
+    code = "import sys, paper_figures.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
