@@ -93,7 +93,7 @@ def placement_lower_bound_s(
             np.array([max(invert)] + [0.0] * (2 * k)),
             np.array([np.inf, *map(float, count), *([1.0] * k)]),
         ),
-        options={"mip_rel_gap": 1e-6, "time_limit": time_limit_s},
+        options={"mip_rel_gap": 1e-4, "time_limit": time_limit_s},
     )
     proven = solution.mip_dual_bound
     if proven is None or not np.isfinite(proven):

@@ -29,13 +29,15 @@ class Placement:
             raise ValueError("a placement needs at least one rank")
         if any(rank is not None and not 0 <= rank < self.world_size for rank in self.owner):
             raise ValueError(f"an inverse owner is not a rank below {self.world_size}")
-        checked: set[int] = set()  # ranks that do the same share one tuple, so that large worlds stay cheap
+        checked: set[int] = set()  # ranks without factors of their own share one tuple: large worlds stay cheap
         for rank, order in enumerate(self.order):
-            if rank not in self.owned and id(order) in checked:
+            own = self.owned.get(rank, ())
+            if not own and id(order) in checked:
                 continue
-            if sorted(order) != sorted([*self.everywhere, *self.owned.get(rank, ())]):
+            if sorted(order) != sorted([*self.everywhere, *own]):
                 raise ValueError(f"rank {rank} must invert its own factors and those of every rank, each once")
-            checked.add(id(order))
+            if not own:
+                checked.add(id(order))
 
     @property
     def world_size(self) -> int:

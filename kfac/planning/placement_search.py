@@ -20,6 +20,12 @@ from kfac.planning.placement_model import InverseCosts, Placement, channel_finis
 _STAGE_BUDGET = 150_000
 """Broadcasts that each stage may evaluate: about a tenth of a second."""
 
+_PATIENCE = 20
+"""Moves per factor without a better placement after which the second stage kicks."""
+
+_KICKS = 3
+"""Moves of one kick, which are kept whatever they do."""
+
 Counts = tuple[int, ...]
 
 
@@ -116,34 +122,32 @@ class _Search:
         return ranks
 
     def moved(self, ranks: list[list[_Job]]) -> list[list[_Job]]:
-        """Second stage: move single factors between ranks, places and "every rank"; keep what is not worse."""
-        ranks = [*ranks, *([] for _ in range(min(self.world_size, self.count) - len(ranks)))]
+        """Second stage: move single factors between ranks, places and "every rank", and keep what is not worse; when
+        that has not helped for a while, kick the best so far and go on from there.
+        """
         owned = {job.factor for own in ranks for job in own}
-        everywhere = [self._job(i) for i in range(self.count) if i not in owned]
+        # The last list holds what every rank inverts; its order means nothing.
+        lists = [*ranks, *([] for _ in range(min(self.world_size, self.count) - len(ranks)))]
+        lists.append([self._job(i) for i in range(self.count) if i not in owned])
         dice = random.Random(0)
-        best, spent = self.value(ranks), 0
-        while ranks and spent < _STAGE_BUDGET:
-            source, target = dice.choice([*ranks, everywhere]), dice.choice([*ranks, everywhere])
-            spent += sum(map(len, ranks)) + len(ranks) + 20
-            if not source:
-                continue
-            place, goal = dice.randrange(len(source)), dice.randrange(len(target) + 1)
-            # Exchange two factors where the goal holds one (half of the time), else move one.
-            exchange = goal < len(target) and source is not target and dice.random() < 0.5
-            if exchange:
-                source[place], target[goal] = target[goal], source[place]
+        present = best = self.value(lists[:-1])
+        best_lists = [list(own) for own in lists]
+        spent = stale = kicks = 0
+        while self.count and spent < _STAGE_BUDGET:
+            undo = _move(lists, dice)
+            spent += self.count + len(lists)
+            value = self.value(lists[:-1])
+            if kicks or value <= present:
+                kicks = max(0, kicks - 1)
+                present = value
             else:
-                job = source.pop(place)
-                goal = min(goal, len(target))
-                target.insert(goal, job)
-            value = self.value(ranks)
-            if value <= best:
-                best = value
-            elif exchange:
-                source[place], target[goal] = target[goal], source[place]
-            else:
-                source.insert(place, target.pop(goal))
-        return ranks
+                undo()
+            stale += 1
+            if value < best and value == present:
+                best, best_lists, stale = value, [list(own) for own in lists], 0
+            elif stale > _PATIENCE * self.count:
+                lists, present, stale, kicks = [list(own) for own in best_lists], best, 0, _KICKS
+        return best_lists[:-1]
 
     def _job(self, i: int) -> _Job:
         return _Job(self.costs.invert_s[i], self.costs.broadcast_s[i], i)
@@ -179,3 +183,25 @@ class _Search:
         ordered = [[sorted(own, key=order) for own in ranks] for order in _ORDERS]
         value, number = min((self.value(candidate), number) for number, candidate in enumerate(ordered))
         return value, counts, ordered[number]
+
+
+def _move(lists: list[list[_Job]], dice: random.Random) -> Callable[[], None]:
+    """Move one factor to another place, or exchange two; what is returned takes the move back."""
+    source = dice.choice([own for own in lists if own])
+    target = dice.choice(lists)
+    place, goal = dice.randrange(len(source)), dice.randrange(len(target) + 1)
+    if goal < len(target) and dice.random() < 0.5:
+
+        def exchange() -> None:
+            source[place], target[goal] = target[goal], source[place]
+
+        exchange()
+        return exchange
+    job = source.pop(place)
+    goal = min(goal, len(target))
+    target.insert(goal, job)
+
+    def back() -> None:
+        source.insert(place, target.pop(goal))
+
+    return back

@@ -1,0 +1,326 @@
+"""The simulated iteration: against the planners, against a second statement of the engine's steps, and its laws."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from kfac.planning import (
+    ClusterProfile,
+    LayerProfile,
+    LinearCost,
+    ModelProfile,
+    ScheduleConfig,
+    fusion_finish_s,
+    placement_finish_s,
+    plan_placement,
+)
+from kfac.planning.placement import sequence_finish_s
+from kfac.planning.schedule_config import CHOICES
+from kfac.schedules import NAMED_SCHEDULES, make_plan
+from kfac.simulation import simulate
+from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE
+
+FREE = LinearCost(0, 0)
+
+
+def random_model(dice, layers=5):
+    return ModelProfile(
+        name="random",
+        layers=tuple(
+            LayerProfile(
+                name=f"l{k}",
+                a_dim=0 if (plain := dice.random() < 0.2) else dice.randint(1, 6),
+                g_dim=0 if plain else dice.randint(1, 6),
+                gradient_elements=dice.randint(0, 9),
+                forward_s=dice.randint(0, 5),
+                backward_s=dice.randint(0, 9),
+                a_statistics_s=dice.randint(0, 6),
+                g_statistics_s=dice.randint(0, 6),
+                precondition_s=dice.randint(0, 3),
+            )
+            for k in range(layers)
+        ),
+        loss_s=dice.randint(0, 3),
+        update_s=dice.randint(0, 3),
+    )
+
+
+def random_cluster(dice, world_size):
+    return ClusterProfile(
+        world_size=world_size,
+        all_reduce=LinearCost(dice.randint(0, 4), dice.randint(0, 2)),
+        reduce=FREE,
+        broadcast=LinearCost(dice.randint(0, 4), dice.randint(0, 1)),
+        inverse=dice.choice((lambda d: d, lambda d: d * d, lambda d: 3)),
+    )
+
+
+def random_schedule(dice):
+    switches = {key: dice.choice(values) for key, values in CHOICES.items()}
+    on_or_off = {key: dice.random() < 0.8 for key in ("curvature", "gradient_pipelining")}
+    return ScheduleConfig(
+        **switches, **on_or_off, threshold_bytes=dice.randint(4, 200), lbp_rule=dice.choice(("cost", 3))
+    )
+
+
+def cases(seed, count):
+    dice = random.Random(seed)
+    for _ in range(count):
+        model, cluster = random_model(dice), random_cluster(dice, dice.randint(1, 5))
+        plan = make_plan(random_schedule(dice), model, cluster)
+        yield plan, model, cluster.at(plan.world_size)
+
+
+def walk(plan, model, cluster):
+    """The engine's steps with a clock per rank and one for the channel: every rank by itself, no shared lanes, no
+    events. Returns the iteration's seconds."""
+    layers = {layer.name: layer for layer in model.layers}
+    factor = {(f.layer, f.side): i for i, f in enumerate(plan.factors)}
+    ready = {}
+    clock = 0
+    for name in plan.layers:
+        clock += layers[name].forward_s
+        if (name, "A") in factor:
+            clock += layers[name].a_statistics_s
+            ready["A", factor[name, "A"]] = clock
+    clock += model.loss_s
+    for k in reversed(range(len(plan.layers))):
+        name = plan.layers[k]
+        if (name, "G") in factor:
+            clock += layers[name].g_statistics_s
+            ready["G", factor[name, "G"]] = clock
+        clock += layers[name].backward_s
+        ready["gradient", k] = clock
+    channel = 0
+    if plan.world_size > 1:
+        for message in plan.messages:
+            issued = clock if message.release == "step" else max(ready[message.kind, i] for i in message.items)
+            channel = max(channel, issued) + cluster.all_reduce(message.elements)
+    clock = max(clock, channel)
+    if not plan.schedule.curvature:
+        return clock + model.update_s
+    # Per rank: the moment at which it reaches each broadcast, and the moment at which its own inversions end.
+    reached, ends = [], []
+    for rank in range(plan.world_size):
+        now, when, held = clock, {}, []
+        for i in plan.inverse_sequence:
+            owner = plan.inverse_owner[i]
+            if owner in (None, rank):
+                now += cluster.inverse(plan.factors[i].dim)
+            if owner is not None:
+                when[i] = now
+                held.append(i)
+        if plan.schedule.inverse_broadcast == "after_all":
+            when = dict.fromkeys(held, now)
+        reached.append(when)
+        ends.append(now)
+    if plan.world_size > 1:
+        for i in plan.inverse_sequence:
+            if plan.inverse_owner[i] is not None:
+                start = max(channel, *(when[i] for when in reached))
+                channel = start + cluster.broadcast(plan.factors[i].elements)
+    work = sum(layers[name].precondition_s for name in plan.layers if (name, "A") in factor)
+    return max(max(end, channel) + work for end in ends) + model.update_s
+
+
+def test_equals_the_engines_steps_walked_rank_by_rank():
+    for plan, model, cluster in cases(seed=1, count=400):
+        assert simulate(plan, model, cluster).iteration_s == walk(plan, model, cluster)
+
+
+def test_fusion_planner_and_simulator_agree_to_the_last_bit():
+    dice = random.Random(2)
+    for _ in range(60):
+        layers = tuple(
+            LayerProfile(name=f"l{k}", a_dim=dice.randint(1, 40), g_dim=1, gradient_elements=1, forward_s=dice.random())
+            for k in range(8)
+        )
+        model = ModelProfile(name="m", layers=layers)
+        all_reduce = LinearCost(dice.random(), dice.random() / 100)
+        cluster = ClusterProfile(world_size=4, all_reduce=all_reduce, reduce=FREE, broadcast=FREE, inverse=FREE)
+        for rule in CHOICES["fusion"]:
+            plan = make_plan(ScheduleConfig(fusion=rule, threshold_bytes=2000), model, cluster)
+            groups = [tuple(i // 2 for i in m.items) for m in plan.messages if m.kind == "A"]
+            ready, now = [], 0.0
+            for layer in layers:
+                now += layer.forward_s
+                ready.append(now)
+            elements = [layer.a_dim * (layer.a_dim + 1) // 2 for layer in layers]
+            spans = [s for s in simulate(plan, model, cluster).spans if s.name.startswith("A message")]
+            assert max(s.end_s for s in spans) == fusion_finish_s(groups, ready, elements, all_reduce)
+
+
+def test_placement_planner_and_simulator_agree_to_the_last_bit():
+    dice = random.Random(3)
+    for _ in range(12):
+        dims = [dice.randint(1, 30) for _ in range(12)]
+        layers = tuple(
+            LayerProfile(name=f"l{k}", a_dim=dims[2 * k], g_dim=dims[2 * k + 1], gradient_elements=0) for k in range(6)
+        )
+        model = ModelProfile(name="m", layers=layers)
+        cluster = ClusterProfile(
+            world_size=dice.choice((2, 3, 8)),
+            all_reduce=FREE,
+            reduce=FREE,
+            broadcast=LinearCost(dice.random(), dice.random() / 50),
+            inverse=lambda d: d**1.7,
+        )
+        for rule in CHOICES["placement"]:
+            for late in CHOICES["inverse_broadcast"]:
+                plan = make_plan(ScheduleConfig(placement=rule, inverse_broadcast=late), model, cluster)
+                finish = simulate(plan, model, cluster).iteration_s
+                walked = sequence_finish_s(
+                    plan.inverse_owner, plan.inverse_sequence, cluster.world_size, dims, cluster, late
+                )
+                assert finish == pytest.approx(walked, rel=1e-12)
+                placement = plan_placement(dims, cluster.world_size, cluster, rule)
+                alone = placement_finish_s(placement, dims, cluster)
+                if rule != "lbp" and late == "as_ready":
+                    assert finish == alone
+                else:
+                    assert finish >= alone * (1 - 1e-12)
+
+
+def test_lanes_are_never_double_booked_and_work_waits_for_what_it_needs():
+    for plan, model, cluster in cases(seed=4, count=150):
+        timeline = simulate(plan, model, cluster)
+        for rank in timeline.ranks:
+            lanes = {
+                lane: [s for s in timeline.spans if s.rank == rank and s.lane == lane]
+                for lane in (COMPUTE_LANE, COMMUNICATION_LANE)
+            }
+            for spans in lanes.values():
+                assert all(a.end_s <= b.start_s for a, b in pairwise(spans))
+            named = {(s.kind, s.name): s for s in lanes[COMPUTE_LANE]}
+            backward_end = max(s.end_s for s in lanes[COMPUTE_LANE] if s.kind == "BP")
+            sent = {s.name: s for s in lanes[COMMUNICATION_LANE]}
+            arrived = backward_end
+            for number, message in enumerate(plan.messages if plan.world_size > 1 else ()):
+                span = sent[f"{message.kind} message {number} ({len(message.items)} items)"]
+                assert span.duration_s == pytest.approx(cluster.all_reduce(message.elements))
+                arrived = max(arrived, span.end_s)
+                if message.release == "step":
+                    assert span.start_s >= backward_end
+                for i in message.items:
+                    if message.kind == "gradient":
+                        source = named["BP", plan.layers[i]]
+                    else:
+                        source = named["FactorComp", f"{message.kind} {plan.factors[i].layer}"]
+                    assert span.start_s >= source.end_s
+            inversions = [s for s in lanes[COMPUTE_LANE] if s.kind == "InverseComp"]
+            assert all(s.start_s >= arrived for s in inversions)
+            assert len(inversions) == (len(plan.inverted_by(rank)) if plan.schedule.curvature else 0)
+            for s in lanes[COMPUTE_LANE]:
+                if s.kind == "Precondition":
+                    assert all(s.start_s >= other.end_s for other in (*inversions, *sent.values()))
+            for i, owner in enumerate(plan.inverse_owner):
+                if owner == rank and plan.world_size > 1:
+                    name = f"{plan.factors[i].side} of {plan.factors[i].layer}"
+                    assert sent[f"inverse of {name}"].start_s >= named["InverseComp", f"invert {name}"].end_s
+
+
+def test_dearer_work_never_ends_earlier():
+    dice = random.Random(5)
+    for plan, model, cluster in cases(seed=5, count=150):
+        before = simulate(plan, model, cluster).iteration_s
+        k = dice.randrange(len(model.layers))
+        field = dice.choice(("forward_s", "backward_s", "a_statistics_s", "g_statistics_s", "precondition_s"))
+        layer = replace(model.layers[k], **{field: getattr(model.layers[k], field) + 2})
+        slower = replace(model, layers=(*model.layers[:k], layer, *model.layers[k + 1 :]))
+        assert simulate(plan, slower, cluster).iteration_s >= before
+        for kind in ("all_reduce", "broadcast", "inverse"):
+            cost = getattr(cluster, kind)
+            dearer = replace(cluster, **{kind: lambda n, cost=cost: cost(n) + 1})
+            assert simulate(plan, model, dearer).iteration_s >= before
+
+
+def test_free_communication_leaves_the_computing_of_the_slowest_rank():
+    for plan, model, cluster in cases(seed=6, count=100):
+        free = replace(cluster, all_reduce=FREE, broadcast=FREE)
+        passes = model.loss_s + model.update_s + sum(layer.forward_s + layer.backward_s for layer in model.layers)
+        if plan.schedule.curvature:
+            passes += sum(
+                layer.a_statistics_s + layer.g_statistics_s + layer.precondition_s
+                for layer in model.layers
+                if layer.has_factors
+            )
+        inverting = max(
+            sum(cluster.inverse(plan.factors[i].dim) for i in plan.inverted_by(rank)) for rank in range(plan.world_size)
+        )
+        assert simulate(plan, model, free).iteration_s == passes + inverting
+
+
+def test_one_rank_sends_nothing():
+    dice = random.Random(7)
+    model, cluster = random_model(dice), random_cluster(dice, 8)
+    for name in NAMED_SCHEDULES:
+        timeline = simulate(make_plan(name, model, cluster, world_size=1), model, cluster)
+        assert {s.lane for s in timeline.spans} == {COMPUTE_LANE}
+
+
+def test_the_breakdown_accounts_for_the_whole_iteration():
+    for plan, model, cluster in cases(seed=8, count=60):
+        timeline = simulate(plan, model, cluster)
+        breakdown = timeline.breakdown_s()
+        assert sum(breakdown.values()) == pytest.approx(timeline.iteration_s)
+        assert breakdown["FF"] == pytest.approx(sum(layer.forward_s for layer in model.layers))
+        assert breakdown["Other"] >= model.update_s
+        assert timeline.source == "simulated"
+
+
+def test_layerwise_pipelining_hides_what_sending_afterwards_exposes():
+    layers = tuple(
+        LayerProfile(name=f"l{k}", a_dim=8, g_dim=8, gradient_elements=10, forward_s=4, backward_s=8) for k in range(4)
+    )
+    model = ModelProfile(name="m", layers=layers)
+    cluster = ClusterProfile(
+        world_size=2, all_reduce=LinearCost(1, 1 / 36), reduce=FREE, broadcast=FREE, inverse=lambda d: 1
+    )
+    hidden, exposed = (
+        simulate(make_plan(ScheduleConfig(pipelining=how, fusion="none"), model, cluster), model, cluster)
+        for how in ("layerwise", "none")
+    )
+    assert exposed.hidden_s()["FactorComm"] == 0
+    assert exposed.breakdown_s()["FactorComm"] == pytest.approx(16)  # eight factors, two seconds each
+    # A and G of the layers travel while later layers compute; only the last gradient's message is left over.
+    assert hidden.breakdown_s()["FactorComm"] == 0
+    assert hidden.hidden_s()["FactorComm"] == pytest.approx(16)
+
+
+def test_ranks_that_do_the_same_share_lanes():
+    dice = random.Random(9)
+    model = ModelProfile(
+        name="m",
+        layers=tuple(
+            LayerProfile(name=f"l{k}", a_dim=dice.randint(20, 90), g_dim=dice.randint(20, 90), gradient_elements=1)
+            for k in range(20)
+        ),
+    )
+    cluster = ClusterProfile(
+        world_size=16384,
+        all_reduce=LinearCost(1, 0.01),
+        reduce=FREE,
+        broadcast=LinearCost(1, 0.01),
+        inverse=lambda d: d / 4,
+    )
+    for name in ("dkfac", "mpdkfac", "spdkfac", "auto"):
+        plan = make_plan(name, model, cluster)
+        timeline = simulate(plan, model, cluster)
+        assert sum(timeline.rank_counts.values()) == 16384
+        assert set(timeline.rank_counts) == set(timeline.ranks)
+        assert len(timeline.ranks) == 1 + len({o for o in plan.inverse_owner if o is not None})
+        assert max(timeline.rank_counts.values()) >= 16384 - 40
+
+
+def test_a_plan_for_another_model_is_an_error():
+    dice = random.Random(10)
+    model, cluster = random_model(dice), random_cluster(dice, 2)
+    plan = make_plan("spdkfac", model, cluster)
+    with pytest.raises(ValueError, match="other layers"):
+        simulate(plan, replace(model, layers=model.layers[1:]), cluster)
+    k = next(k for k, layer in enumerate(model.layers) if layer.has_factors)
+    wider = replace(model.layers[k], a_dim=model.layers[k].a_dim + 1)
+    with pytest.raises(ValueError, match=f"factor A of layer 'l{k}'"):
+        simulate(plan, replace(model, layers=(*model.layers[:k], wider, *model.layers[k + 1 :])), cluster)
