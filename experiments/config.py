@@ -25,6 +25,7 @@ from experiments.settings import ConfigError, at_least, one_of, read
 from kfac.config import KFACConfig
 from kfac.planning import ClusterProfile, ModelProfile
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model, shipped_names
+from kfac.schedules import ONE_PROCESS
 
 MEASURE = "measure"
 DEFAULT = "default"
@@ -89,6 +90,11 @@ class ProfileConfig(CommonConfig):
 
     output: str = "profiles"
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ProfileConfig:
+        """The value of a nested plain form, checked as :meth:`TrainConfig.from_dict` does."""
+        return read(cls, data)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(CommonConfig):
@@ -117,11 +123,7 @@ class TrainConfig(CommonConfig):
         at_least("warmup", self.warmup, 0)
         if self.epochs is None and self.iterations is None:
             raise ConfigError("epochs and iterations are both null: set one of them")
-        if self.schedule.name == "kfac" and self.world_size > 1:
-            raise ConfigError(
-                f"schedule=kfac trains on one process, not on world_size={self.world_size}: "
-                "use world_size=1, or schedule=dkfac, mpdkfac, spdkfac or auto"
-            )
+        _check_one_process(self.schedule, self.world_size)
         if not self.sweep or Path(self.sweep).name != self.sweep:
             raise ConfigError(f"sweep={self.sweep!r} is not the name of a folder")
         self.profiles()
@@ -184,13 +186,27 @@ class SimulateConfig:
 
     def __post_init__(self) -> None:
         at_least("world_size", self.world_size, 1)
-        self.profiles()
+        _check_one_process(self.schedule, self.profiles()[1].world_size)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SimulateConfig:
+        """The value of a nested plain form, checked as :meth:`TrainConfig.from_dict` does."""
+        return read(cls, data)
 
     def profiles(self) -> tuple[ModelProfile, ClusterProfile]:
         """The two profiles, the cluster's at ``world_size``."""
         cluster = load_cluster(self.cluster)
         model = load_model(self.model_profile or self.model.name)
-        return model, cluster.at(self.world_size or cluster.world_size)
+        default = 1 if self.schedule.name == ONE_PROCESS else cluster.world_size
+        return model, cluster.at(self.world_size or default)
+
+
+def _check_one_process(schedule: ScheduleSettings, world_size: int) -> None:
+    if schedule.name == ONE_PROCESS and world_size > 1:
+        raise ConfigError(
+            f"schedule={ONE_PROCESS} runs on one process, not on world_size={world_size}: "
+            "use world_size=1, or schedule=dkfac, mpdkfac, spdkfac or auto"
+        )
 
 
 def load_cluster(source: str, others: tuple[str, ...] = ()) -> ClusterProfile:

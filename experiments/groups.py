@@ -10,6 +10,7 @@ from experiments.data import DATA_NAMES
 from experiments.models import MODEL_NAMES
 from experiments.settings import ConfigError, at_least, one_of
 from kfac.planning import ScheduleConfig
+from kfac.schedules import AUTO, NAMED_SCHEDULES
 
 _COSTED_FUSION = ("greedy", "optimal")
 _COSTED_PLACEMENT = ("lbp", "optimized")
@@ -58,7 +59,7 @@ class ScheduleSettings:
         name = switches.pop("name", None)
         if not isinstance(name, str) or not name:
             raise ConfigError(f"schedule.name={name!r} is not a name")
-        if name == "auto" and not switches:
+        if name == AUTO and not switches:
             return cls(name=name, switches=None)
         return cls(name=name, switches=ScheduleConfig.from_dict(switches))
 
@@ -70,8 +71,6 @@ class ScheduleSettings:
     @property
     def label(self) -> str:
         """The name, with what differs from the schedule of that name: ``spdkfac+pipelining=none``."""
-        from kfac.schedules import NAMED_SCHEDULES
-
         named = NAMED_SCHEDULES.get(self.name)
         if named is None or self.switches is None:
             return self.name

@@ -1,0 +1,64 @@
+"""``python -m experiments.simulate``: one iteration of a schedule on a cluster that need not be there."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from experiments.command import plain, run_command
+from experiments.config import SimulateConfig
+from experiments.settings import ConfigError
+from experiments.timeline_view import write_html, write_png
+from experiments.train import set_up_logging
+from kfac.planning import Plan
+from kfac.schedules import make_plan
+from kfac.simulation import simulate
+from kfac.timeline import KINDS, OTHER, Timeline
+
+logger = logging.getLogger("experiments.simulate")  # also where this module runs as __main__
+
+
+def main() -> None:
+    """The command."""
+    run_command("simulate", run, SimulateConfig.from_dict)
+
+
+def run(settings: DictConfig) -> None:
+    """Simulate, print the breakdown, write the timeline as trace, picture and page."""
+    config = SimulateConfig.from_dict(plain(settings))
+    set_up_logging(0)
+    model, cluster = config.profiles()
+    try:
+        plan = make_plan(config.schedule.value, model, cluster)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    timeline = simulate(plan, model, cluster)
+    name = f"{model.name}-{config.schedule.label}-w{cluster.world_size}"
+    logger.info("%s", describe(name, plan, timeline))
+    output = Path(config.output)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        timeline.to_chrome_trace(output / f"{name}.trace.json")
+        write_png(timeline, output / f"{name}.png", f"{name}, simulated")
+        write_html(timeline, output / f"{name}.html", f"{name}, simulated")
+    except OSError as error:
+        raise ConfigError(f"output={config.output}: {error}") from error
+    logger.info("written: %s", output / f"{name}.{{trace.json,png,html}}")
+
+
+def describe(name: str, plan: Plan, timeline: Timeline) -> str:
+    """The breakdown as a table: exposed and hidden milliseconds per kind."""
+    exposed, hidden = timeline.breakdown_s(), timeline.hidden_s()
+    lines = [name, str(plan), f"{'':<14}{'exposed ms':>12}{'hidden ms':>12}"]
+    for kind in (*KINDS, OTHER):
+        if exposed[kind] or hidden.get(kind):
+            concealed = f"{1e3 * hidden[kind]:12.2f}" if hidden.get(kind) else ""
+            lines.append(f"{kind:<14}{1e3 * exposed[kind]:12.2f}{concealed}")
+    lines.append(f"{'iteration':<14}{1e3 * timeline.iteration_s:12.2f}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
