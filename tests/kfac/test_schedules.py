@@ -21,7 +21,6 @@ from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_mo
 from kfac.schedules import NAMED_SCHEDULES, make_plan, resolve_schedule
 from kfac.simulation import simulate
 
-
 CUBIC = PolynomialCost((2.5e-4, 0, 0, 0.54e-3))
 
 
