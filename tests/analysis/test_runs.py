@@ -4,7 +4,9 @@ import pytest
 
 from analysis.runs import find_records, load_run, load_runs, load_timelines
 from analysis.statistics import Spread
-from tests.analysis.records import write_record
+from experiments.records import RunRecord
+from experiments.summary import summarise
+from tests.analysis.records import timeline, write_record
 
 
 def test_a_finished_run_reads_from_its_summary(tmp_path):
@@ -104,3 +106,27 @@ def test_timelines_of_all_ranks_merge_by_iteration(tmp_path):
     assert list(timelines) == [0, 1]
     assert timelines[1].ranks == (0, 1, 2)
     assert timelines[1].iteration_s == pytest.approx(0.2)
+
+
+def test_a_real_record_reads_the_same_here_and_by_the_code_that_summarises_it(tmp_path):
+    facts = {"schedule": "dkfac", "model": "resnet20", "data": "digits", "world_size": 2, "seed": 3}
+    record = RunRecord.open(tmp_path / "r", run_id="r", name="r", facts=facts, config={"warmup": 2, "batch_size": 8})
+    record.begin_segment()
+    for i, s in enumerate((9.0, 5.0, 0.25, 0.3, 0.2, 0.4)):
+        record.log({"kind": "train", "iter": i, "epoch": 0, "loss": 1.0, "accuracy": 0.5, "lr": 0.1, "iteration_s": s})
+    record.log({"kind": "eval", "iter": 5, "epoch": 0, "loss": 0.5, "accuracy": 0.9})
+    for i in (3, 5):
+        for rank in (0, 1):
+            record.timeline_path(i, rank).parent.mkdir(exist_ok=True)
+            timeline(rank, 0.01 * (i + rank)).to_chrome_trace(record.timeline_path(i, rank))
+    record.end_segment("interrupted")
+    record.close()
+    here, there = load_run(tmp_path / "r"), summarise(record, 2)
+    assert here.iteration_s.n == there["iteration_s"]["n"] == 4
+    for name in ("median", "q25", "q75"):
+        assert getattr(here.iteration_s, name) == pytest.approx(there["iteration_s"][name])
+    assert here.breakdown_s == pytest.approx(there["breakdown_s"])
+    assert here.hidden_s == pytest.approx(there["hidden_s"])
+    assert (here.loss, here.accuracy) == (there["eval_loss"], there["eval_accuracy"])
+    assert (here.schedule, here.world_size, here.status) == ("dkfac", 2, "interrupted")
+    assert here.machine()["cpus"] >= 1
