@@ -65,7 +65,7 @@ class Network:
     hosts: tuple[Host, ...]
 
     def limit(self, rate_mbit_s: float | None) -> None:
-        """Let each host send at most ``rate_mbit_s`` from now on (a token bucket of 256 kB); None lifts the limit."""
+        """Let each host send at most ``rate_mbit_s`` from now on (a token bucket of 32 kB); None lifts the limit."""
         for host in self.hosts:
             device = ["dev", INTERFACE, "root"]
             if rate_mbit_s is None:
@@ -73,7 +73,7 @@ class Network:
                     ["tc", "-n", host.namespace, "qdisc", "delete", *device], capture_output=True, check=False
                 )
             else:
-                shape = ["tbf", "rate", f"{rate_mbit_s * 1000:.0f}kbit", "burst", "256kb", "latency", "100ms"]
+                shape = ["tbf", "rate", f"{rate_mbit_s * 1000:.0f}kbit", "burst", "32kb", "latency", "100ms"]
                 _call("tc", "-n", host.namespace, "qdisc", "replace", *device, *shape)
 
     def run(
