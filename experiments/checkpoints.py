@@ -52,9 +52,9 @@ class Checkpoints:
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
         self._communicator.barrier()
-        digests = {f"rank{rank}.pt": _write(target / f"rank{rank}.pt", own)}
+        digests = {f"rank{rank}.pt": _save(target / f"rank{rank}.pt", own)}
         if rank == 0:
-            digests[SHARED] = _write(target / SHARED, shared)
+            digests[SHARED] = _save(target / SHARED, shared)
         everyone = self._communicator.all_gather_object(digests)
         if rank == 0:
             files = {name: digest for part in everyone for name, digest in part.items()}
@@ -79,6 +79,10 @@ class Checkpoints:
         shared = torch.load(target / SHARED, map_location=map_location, weights_only=True)
         return json.loads((target / COMMIT).read_text())["iteration"], shared, own
 
+    def remove(self) -> None:
+        """Delete all of them."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def _committed(self) -> list[Path]:
         found = (path.parent for path in self.folder.glob(f"iter*/{COMMIT}"))
         return sorted(found, key=lambda path: int(path.name[4:]))
@@ -96,13 +100,18 @@ class Checkpoints:
         return not damaged
 
 
-def _write(path: Path, state: dict[str, Any]) -> str:
+def save_tensors(path: Path, state: dict[str, Any]) -> None:
+    """Write tensors as torch does, replacing the file as a whole."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def _save(path: Path, state: dict[str, Any]) -> str:
+    save_tensors(path, state)
     return _digest(path)
 
 

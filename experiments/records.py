@@ -2,8 +2,9 @@
 
 ``run.json`` says what the run is and how far it came, ``config.json`` the resolved configuration, ``metrics.jsonl`` one
 row per training iteration and evaluation, ``timelines/`` one trace per recorded iteration and rank; ``plan.json``,
-``model_profile.json``, ``cluster_profile.json``, ``environment.json``, ``code.diff``, ``summary.json`` what their names
-say. Every file but the metrics is replaced as a whole, so that a reader never sees half of one.
+``model_profile.json``, ``cluster_profile.json``, ``environment.json``, ``code.diff``, ``summary.json`` and ``model.pt``
+(the trained model) what their names say; ``checkpoint/`` is there until the run has finished. Every file but the
+metrics is replaced as a whole, so that a reader never sees half of one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from experiments.provenance import code_identity, environment_facts
 
 SCHEMA = 1
 RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
+KEPT = (".lock", ".rendezvous", "rendezvous")
+"""Beginnings of the names of files that starting over leaves alone."""
 STATUSES = (RUNNING, FINISHED, FAILED, INTERRUPTED)
 
 
@@ -264,7 +267,7 @@ def _lock(path: Path) -> IO[str]:
 
 def _empty(path: Path) -> None:
     for child in path.iterdir():
-        if child.name == ".lock":
+        if child.name.startswith(KEPT):  # in use by this start
             continue
         shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
 

@@ -42,6 +42,7 @@ def run(settings: DictConfig) -> str:
     if rank is None:
         status = run_here(config)
     else:
+        config.record_path.mkdir(parents=True, exist_ok=True)  # the ranks may meet there
         place = {"rank": rank.rank, "world_size": rank.world_size, "local_rank": rank.local_rank}
         status = run_rank(config.to_dict(), init_method=rank.init_method, **place)
     if status == INTERRUPTED:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from experiments.assembly import Learner, Site, assemble, sum_over_ranks
-from experiments.checkpoints import Checkpoints
+from experiments.checkpoints import Checkpoints, save_tensors
 from experiments.clock import IterationClock
 from experiments.config import TrainConfig
 from experiments.data import Batch, load_images
@@ -21,10 +21,10 @@ from experiments.measure import measure
 from experiments.ranks import Rank, StopRequest
 from experiments.records import FAILED, FINISHED, INTERRUPTED, RunRecord
 from experiments.sharding import Shards, derive_seed
+from experiments.summary import render_timelines, summarise
 from experiments.tracking import NoTracker, Tracker, open_tracker
 from kfac.communication import shutdown
 from kfac.planning import ClusterProfile, ModelProfile
-from kfac.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Training:
         try:
             status = self._loop(start)
             if status == FINISHED and self.rank == 0:
-                self._summarise()
+                self._conclude()
         finally:
             self.tracker.finish(status)
         self.learner.preconditioner.close()
@@ -280,15 +280,16 @@ class Training:
 
     # ------------------------------------------------------------------ afterwards
 
-    def _summarise(self) -> None:
-        from experiments.summary import render_timelines, summarise
-
+    def _conclude(self) -> None:
+        """What a finished run leaves, in place of its checkpoints: the model, the summary, the pictures."""
         summary = summarise(self.record, self.config.warmup)
         self.record.write("summary.json", summary)
-        timeline: Timeline | None = render_timelines(self.record)
+        timeline = render_timelines(self.record)
         self.tracker.summary(summary)
         if timeline is not None:
             self.tracker.timeline(self.record)
+        save_tensors(self.record.path / "model.pt", self.learner.model.state_dict())
+        self.checkpoints.remove()
 
 
 def _random_state() -> dict[str, Tensor]:

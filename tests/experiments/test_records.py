@@ -37,7 +37,9 @@ def test_life_of_a_record(tmp_path):
     read = RunRecord.load(tmp_path / "r")
     assert [(row["kind"], row["loss"]) for row in read.rows()] == [("train", 2.0), ("train", 0.5), ("eval", 0.4)]
     assert [segment["end_reason"] for segment in read.head["segments"]] == ["interrupted", "finished"]
-    assert read.head["finished"] and read.head["error"] is None and read.head["schema"] == 1
+    assert read.head["finished"]
+    assert read.head["error"] is None
+    assert read.head["schema"] == 1
     assert {**FACTS, "status": "finished"}.items() <= read.head.items()
     assert read.read("config.json") == {"batch_size": 32}
     assert [r.path for r in find_records(tmp_path)] == [tmp_path / "r"]
@@ -87,7 +89,9 @@ def test_rerun_starts_over(tmp_path):
     record.write("plan.json", {})
     record.close()
     record = new_record(tmp_path / "r", rerun=True)
-    assert record.rows() == [] and record.read("plan.json") is None and record.restarts == 0
+    assert record.rows() == []
+    assert record.read("plan.json") is None
+    assert record.restarts == 0
 
 
 def test_timelines_are_found_in_order(tmp_path):
@@ -103,7 +107,9 @@ def test_timelines_are_found_in_order(tmp_path):
 
 def test_no_secret_is_recorded():
     secret = "s3cr3t"
-    environ = {f"{name}": secret for name in ("WANDB_API_KEY", "gh_token", "My_Secret", "DB_PASSWORD", "AWS_SECRET_ACCESS")}
+    environ = {
+        f"{name}": secret for name in ("WANDB_API_KEY", "gh_token", "My_Secret", "DB_PASSWORD", "AWS_SECRET_ACCESS")
+    }
     environ |= {"HTTPS_PROXY": f"http://user:{secret}@proxy:80", "OMP_NUM_THREADS": "1"}
     facts = environment_facts(environ)
     assert secret not in json.dumps(facts)
@@ -123,17 +129,22 @@ def test_code_identity_of_a_checkout(tmp_path):
     git("add", ".")
     git("commit", "-m", "a")
     clean, patch = code_identity(package)
-    assert len(clean["commit"]) == 40 and not clean["dirty"] and patch == ""
+    assert len(clean["commit"]) == 40
+    assert not clean["dirty"]
+    assert patch == ""
     (package / "code.py").write_text("x = 2\n")
     (package / "new.py").write_text("y = 3\n")
     dirty, patch = code_identity(package)
-    assert dirty["commit"] == clean["commit"] and dirty["dirty"]
-    assert "+x = 2" in patch and "+y = 3" in patch
+    assert dirty["commit"] == clean["commit"]
+    assert dirty["dirty"]
+    assert "+x = 2" in patch
+    assert "+y = 3" in patch
 
 
 def test_code_identity_outside_a_checkout(tmp_path):
     identity, patch = code_identity(tmp_path)
-    assert set(identity) == {"version"} and patch == ""
+    assert set(identity) == {"version"}
+    assert patch == ""
 
 
 def test_changed_code_is_noticed(tmp_path, monkeypatch):

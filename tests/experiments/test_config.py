@@ -1,0 +1,204 @@
+"""Every mistake is one line that names the key, before any process starts; identity is what makes runs different."""
+
+import hydra
+import pytest
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.command import CONFIG_SOURCE, _Command, describe, plain
+from experiments.config import SimulateConfig, TrainConfig
+from experiments.groups import TimelineSettings
+from kfac.config import KFACConfig
+from kfac.schedules import NAMED_SCHEDULES
+
+
+def compose(*overrides, name="train"):
+    with hydra.initialize_config_module(CONFIG_SOURCE.removeprefix("pkg://"), version_base="1.3"):
+        return plain(hydra.compose(name, list(overrides)))
+
+
+def config(*overrides):
+    return TrainConfig.from_dict(compose(*overrides))
+
+
+def mistake(*overrides, name="train"):
+    """The line a user sees."""
+    cls = {"train": TrainConfig, "simulate": SimulateConfig}[name]
+    with pytest.raises((HydraException, OmegaConfBaseException, ValueError)) as caught:
+        cls.from_dict(compose(*overrides, name=name))
+    line = describe(name, caught.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize("name", NAMED_SCHEDULES)
+def test_shipped_schedules_are_the_librarys(name):
+    settings = config(f"schedule={name}").schedule
+    assert settings.value == NAMED_SCHEDULES[name]
+    assert settings.label == name
+
+
+def test_shipped_kfac_groups_are_the_librarys():
+    assert config("kfac=standard").kfac_config() == KFACConfig()
+    assert config("kfac=paper", "optimizer.lr=0.3").kfac_config() == KFACConfig.paper(lr=0.3)
+
+
+def test_ablations_are_overrides_and_show_in_the_label():
+    settings = config("schedule.pipelining=none", "schedule.fusion=optimal", "schedule.lbp_rule=1400").schedule
+    assert (settings.switches.pipelining, settings.switches.fusion, settings.switches.lbp_rule) == (
+        "none",
+        "optimal",
+        1400,
+    )
+    assert settings.label == "spdkfac+pipelining=none+fusion=optimal+lbp_rule=1400"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model=resnet19"], "model=resnet19 is not one of: densenet201, inceptionv4, mlp, resnet152"),
+        (["schedule=spd"], "schedule=spd is not one of: auto, dkfac, kfac, mpdkfac, sgd, spdkfac"),
+        (
+            ["schedule.pipeline=none"],
+            "unknown key schedule.pipeline (did you mean schedule.pipelining?); keys of schedule",
+        ),
+        (["lr=1"], "unknown key lr (did you mean kfac.lr?); keys: model, data"),
+        (["+extra=1"], "unknown key extra; keys: model, data"),
+        (["optimise=adam"], "unknown key optimise (did you mean optimizer?)"),
+        (["schedule=auto", "schedule.placement=lbp"], "unknown key schedule.placement"),
+        (["schedule.placement=best"], "schedule.placement='best' is not one of: non_dist, seq_dist, lbp, optimized"),
+        (["kfac.damping=-1"], "kfac.damping=-1 must be a number above 0"),
+        (["kfac.scaling=x"], "kfac.scaling='x' is not one of: standard"),
+        (["optimizer.lr=-0.1"], "optimizer.lr=-0.1 must be above 0"),
+        (["optimizer.lr=fast"], "optimizer.lr='fast' is not a number"),
+        (["optimizer.decay_epochs=3"], "optimizer.decay_epochs=3 is not a list"),
+        (["optimizer.schedule=poly"], "optimizer.schedule=poly is not one of: constant, step, cosine"),
+        (["world_size=0"], "world_size=0 must be at least 1"),
+        (["world_size=1.5"], "world_size=1.5 is not a whole number"),
+        (
+            ["batch_size=1438"],
+            "batch_size=1438 on world_size=1 needs 1438 images per iteration, but data=digits has 1437",
+        ),
+        (["batch_size=800", "world_size=2"], "batch_size=800 on world_size=2 needs 1600 images"),
+        (
+            ["batch_size=30", "kfac.accumulation_steps=4"],
+            "batch_size=30 is not a multiple of kfac.accumulation_steps=4",
+        ),
+        (["schedule=kfac", "world_size=2"], "schedule=kfac runs on one process, not on world_size=2"),
+        (["epochs=null"], "epochs and iterations are both null"),
+        (["iterations=0"], "iterations=0 must be at least 1"),
+        (["sweep=a/b"], "sweep='a/b' is not the name of a folder"),
+        (["data=cifar10"], "data=cifar10 needs data.path=FOLDER"),
+        (["data=imagenet", "data.path=/nowhere"], "data.path=/nowhere has no folder train"),
+        (["cluster=nothing.json"], "cluster=nothing.json is neither one of measure, default, paper64, nor a file"),
+        (["model_profile=nothing"], "model_profile=nothing is no file"),
+        (["tracking=tensorboard"], "tracking=tensorboard is not one of: none, offline, wandb"),
+        (["seed=-1"], "seed=-1 must be at least 0"),
+        (["world_size=["], "no viable alternative"),
+    ],
+)
+def test_mistakes_name_the_key_and_the_choices(overrides, words):
+    assert words in mistake(*overrides)
+
+
+def test_a_damaged_profile_is_named(tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text('{"world_size": 2}')
+    assert f"cluster={path}: " in mistake(f"cluster={path}")
+    assert "'all_reduce'" in mistake(f"cluster={path}")
+    path.write_text("[")
+    assert f"cluster={path}: cannot read" in mistake(f"cluster={path}")
+
+
+def test_simulate_checks_too():
+    assert "model=resnet19 is not one of" in mistake("model=resnet19", name="simulate")
+    assert "no profile of that name is shipped" in mistake("model=resnet20", name="simulate")
+    assert "on world_size=4" in mistake("schedule=kfac", "world_size=4", name="simulate")
+    assert SimulateConfig.from_dict(compose("schedule=kfac", name="simulate")).profiles()[1].world_size == 1
+
+
+def test_identity_ignores_places_and_spectators(tmp_path):
+    usual = config().run_id
+    assert usual.startswith("resnet20-spdkfac-w1-s0-")
+    assert len(usual.rsplit("-", 1)[1]) == 8
+    for same in ("runs=/x", "sweep=y", "tracking=none", "name=z", "rerun=true", "progress=1", "checkpoint.every=3"):
+        assert config(same).run_id == usual, same
+    different = (
+        "seed=1",
+        "world_size=2",
+        "batch_size=16",
+        "schedule.fusion=none",
+        "optimizer.lr=0.2",
+        "epochs=2",
+        "threads=2",
+    )
+    identifiers = {config(other).run_id for other in different}
+    assert len(identifiers | {usual}) == len(different) + 1
+
+
+def test_identity_of_a_profile_is_its_content(tmp_path):
+    from kfac.planning.shipped_profiles import load_shipped_cluster
+
+    profile = load_shipped_cluster("paper64")
+    profile.save(tmp_path / "a.json")
+    profile.save(tmp_path / "b.json")
+    profile.at(2).save(tmp_path / "c.json")
+    a, b, c = (config(f"cluster={tmp_path}/{name}.json").run_id for name in "abc")
+    assert a == b != c
+
+
+def test_config_round_trip_and_site():
+    data = compose("schedule=auto", "world_size=2", "optimizer.decay_epochs=[1,2.5]", "kfac.include=[fc*]")
+    first = TrainConfig.from_dict({**data, "site": {"partition": "gpu"}})
+    assert TrainConfig.from_dict(first.to_dict()) == first
+    assert first.to_dict()["optimizer"]["decay_epochs"] == [1.0, 2.5]
+
+
+def test_measuring_only_where_it_is_of_use():
+    wanted = {
+        name: config(f"schedule={name}", "world_size=2").measures
+        for name in ("sgd", "dkfac", "mpdkfac", "spdkfac", "auto")
+    }
+    assert wanted == {"sgd": False, "dkfac": False, "mpdkfac": False, "spdkfac": True, "auto": True}
+    assert not config("schedule=spdkfac", "world_size=1").measures
+    assert not config("schedule=spdkfac", "world_size=2", "cluster=default").measures
+
+
+def test_recorded_iterations():
+    settings = TimelineSettings(start=5, every=10, count=3)
+    assert [i for i in range(100) if settings.records(i)] == [5, 15, 25]
+    assert not any(TimelineSettings(count=0).records(i) for i in range(20))
+
+
+def test_commands_end_with_one_line_and_touch_nothing(command, tmp_path):
+    done = command("train", "optimizer.lr=-1", check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: optimizer.lr=-1 must be above 0\n")
+    # The third combination is impossible: the first two do not run either.
+    done = command("train", "-m", "model=mlp", "world_size=1,2,0", "iterations=1", check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: world_size=0 must be at least 1\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_names_groups_keys_and_examples(command, tmp_path):
+    text = command("train", "--help").stdout
+    for part in (
+        "schedule: auto, dkfac, kfac, mpdkfac, sgd, spdkfac",
+        "pipelining: layerwise",
+        "python -m experiments.train model=",
+    ):
+        assert part in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_run_does_not_end_a_local_sweep():
+    from experiments.command import RunFailedError
+
+    def fail(_):
+        raise RunFailedError("told already")
+
+    command = _Command("train", fail)
+    assert command(None) is None
+    assert command.failures == 1
+    command._pid += 1  # a launcher's process elsewhere must see the failure
+    with pytest.raises(RunFailedError):
+        command(None)
