@@ -51,7 +51,10 @@ def find_sweep(text: str) -> Path:
 
 def show_status(arguments: argparse.Namespace) -> int:
     """Print a sweep's runs; 0 unless one is over without having finished."""
-    rows = sweep_status(find_sweep(arguments.sweep))
+    sweep = find_sweep(arguments.sweep)
+    rows = sweep_status(sweep)
+    if not rows:
+        raise ValueError(f"{sweep} holds no runs (a sweep's folder is runs/SWEEP)")
     print(json.dumps([asdict(row) for row in rows], indent=1) if arguments.json else table(rows))
     return int(any(row.over and row.state != "finished" for row in rows))
 
@@ -93,7 +96,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     commands = {"status": show_status, "cancel": cancel_sweep, "local-cluster": local_cluster}
     try:
         return commands[arguments.command](arguments)
-    except (ValueError, FileNotFoundError, LocalClusterError, queue.SlurmError) as error:
+    except (ValueError, LocalClusterError, queue.SlurmError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ class TrainingJob:
     """One training run, pickled at submission and called once per rank by submitit.
 
     ``config`` is plain resolved data: nothing is composed again on the node, so that files edited while the job waits
-    do not change it. An exception leaves the process with a non-zero exit status, which SLURM shows as FAILED.
+    do not change it. An exception leaves the process with a non-zero exit status, which SLURM shows as FAILED. The
+    ranks meet in a file in ``meeting_folder``, which all nodes must see.
     """
 
     config: Mapping[str, Any]
-    run_directory: str
+    meeting_folder: str
 
     def __call__(self) -> None:
         """Train as the rank that SLURM's variables name."""
@@ -30,9 +31,9 @@ class TrainingJob:
 
         # Only SLURM's: what the submitting shell had of RANK or MASTER_ADDR is not about this job.
         variables = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
-        rank = rank_from_environment(variables, self.config["world_size"], Path(self.run_directory))
+        rank = rank_from_environment(variables, self.config["world_size"], Path(self.meeting_folder))
         if rank is None:
             raise RuntimeError("a TrainingJob runs under srun, but SLURM_PROCID is not set")
         # A requeued job continues what it began, also when it was asked to start over.
         first = variables.get("SLURM_RESTART_COUNT", "0") == "0"
-        run_rank({**self.config, "rerun": self.config["rerun"] and first}, rank)
+        run_rank({**self.config, "rerun": self.config["rerun"] and first}, **asdict(rank))

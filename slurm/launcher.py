@@ -50,7 +50,7 @@ def submit(sweep: Path, requests: Sequence[Request], resources: Resources) -> li
             "python -m slurm local-cluster up, or leave out hydra/launcher=slurm to run here"
         )
     sweep.mkdir(parents=True, exist_ok=True)
-    known = {row.run_id: row for row in sweep_status(sweep)} if any(sweep.iterdir()) else {}
+    known = {row.run_id: row for row in sweep_status(sweep)}
     groups: defaultdict[str, list[tuple[Request, dict[str, Any]]]] = defaultdict(list)
     taken: set[str] = set()
     for request, parameters in zip(requests, layouts, strict=True):
@@ -126,7 +126,7 @@ def _submit_array(sweep: Path, requests: Sequence[Request], parameters: dict[str
     executor.update_parameters(job_name=sweep.name, **parameters)
     # The record's place must not depend on where the job starts.
     configs = [replace(request.config, runs=str(Path(request.config.runs).resolve())) for request in requests]
-    work = [TrainingJob(config.to_dict(), str(config.record_path)) for config in configs]
+    work = [TrainingJob(config.to_dict(), str(sweep / LOGS)) for config in configs]
     try:
         with executor.batch():
             jobs = [executor.submit(job) for job in work]

@@ -59,12 +59,9 @@ def sweep_status(sweep: Path, queued: Mapping[str, QueuedJob] | None = None) -> 
 
     Raises:
         slurm.queue.SlurmError: if there are unfinished jobs and the queue cannot be asked.
-        FileNotFoundError: if the folder holds neither a manifest nor a record.
     """
     submissions = manifest.read(sweep)
     records = {path.parent.name: _json(path) for path in sorted(sweep.glob("*/run.json"))}
-    if not submissions and not records:
-        raise FileNotFoundError(f"{sweep} holds no runs (a sweep's folder is runs/SWEEP)")
     if queued is None:
         open_jobs = [s.job_id for s in submissions.values() if records.get(s.run_id, {}).get("status") != "finished"]
         queued = queue.jobs(open_jobs)

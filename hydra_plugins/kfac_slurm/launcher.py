@@ -46,9 +46,9 @@ class SlurmLauncher(Launcher):
 
         Raises:
             ConfigError: for impossible values, and if SLURM cannot be reached.
-            RunFailedError: with ``wait``, if a run did not finish (told already).
+            SystemExit: with ``wait``, if a run did not finish (which is told).
         """
-        from experiments.command import RunFailedError, plain
+        from experiments.command import FAILED, plain
         from experiments.config import TrainConfig
         from experiments.settings import ConfigError
         from slurm import launcher, queue
@@ -69,7 +69,7 @@ class SlurmLauncher(Launcher):
                 rows = launcher.wait(sweep, submissions)
                 if failed := launcher.failures(sweep, submissions, rows):
                     launcher.say(failed)
-                    raise RunFailedError(failed)
+                    raise SystemExit(FAILED)
         except queue.SlurmError as error:
             raise ConfigError(str(error)) from error
         return [

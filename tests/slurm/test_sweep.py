@@ -14,7 +14,7 @@ ITERATIONS = 4
 SCHEDULES = ("dkfac", "mpdkfac", "spdkfac")
 TINY = (
     "model=mlp", "model.hidden=[16]", "data=digits", "cluster=default", f"iterations={ITERATIONS}", "batch_size=16",
-    "world_size=2", "tracking=none", "data.workers=0",
+    "world_size=2", "tracking=none",
 )  # fmt: skip
 SLURM = ("hydra/launcher=slurm", "hydra.launcher.partition=main", "hydra.launcher.array_parallelism=1")
 
@@ -59,9 +59,7 @@ def test_three_schedules_end_to_end(sweep, slurm_environment):
         assert record.status == "finished"
         assert record.head["world_size"] == 2
         rows = record.rows()
-        assert [row["iter"] for row in rows if row["kind"] == "train"] == list(range(ITERATIONS)) or [
-            row["iter"] for row in rows if row["kind"] == "train"
-        ] == list(range(1, ITERATIONS + 1))
+        assert [row["iter"] for row in rows if row["kind"] == "train"] == list(range(ITERATIONS))
         assert any(row["kind"] == "eval" for row in rows)
     losses = {name: [row["loss"] for row in record.rows()] for name, record in found.items()}
     assert losses["mpdkfac"] == pytest.approx(losses["dkfac"], rel=1e-4)  # one algorithm under three schedules
@@ -102,7 +100,7 @@ def test_a_waiting_job_keeps_its_configuration(sweep, slurm_environment, tmp_pat
 def test_a_failed_training_fails_everywhere(sweep, slurm_environment):
     done = train(sweep, slurm_environment, "optimizer.lr=1e30", "hydra.launcher.wait=true")
     assert done.returncode == 1
-    assert "Traceback" in done.stdout
+    assert "NonFiniteError: step 1" in done.stdout
     job = done.stdout.split(" as job ")[1].split()[0]
     assert "JobState=FAILED" in scontrol(slurm_environment, "show", "job", job)
     (state,), code = status(sweep, slurm_environment)
@@ -126,4 +124,4 @@ def test_an_impossible_combination_submits_nothing(sweep, slurm_environment):
     done = train(sweep, slurm_environment, "hydra.launcher.nodes=3")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "world_size=2 does not spread evenly over nodes with hydra.launcher.nodes=3" in done.stderr
-    assert not sweep.exists()
+    assert not (sweep / "manifest.jsonl").exists()
