@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 
 from experiments.models import build_model
 from kfac import KFAC, KFACConfig
-from kfac.communication import Communicator, init_distributed, shutdown
+from kfac.communication import Communicator, init_from_torchrun, shutdown
 from kfac.profiling import model_profile_from, profile_cluster
 from kfac.recording import Recorder
 from kfac.timeline import Timeline
@@ -111,14 +110,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    environment = os.environ
-    communicator = init_distributed(
-        rank=int(environment["RANK"]),
-        world_size=int(environment["WORLD_SIZE"]),
-        local_rank=int(environment["LOCAL_RANK"]),
-        init_method=f"tcp://{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
-        timeout_s=300,
-    )
+    communicator = init_from_torchrun(timeout_s=300)
     result = compete(arguments, communicator)
     if communicator.rank == 0:
         arguments.output.write_text(json.dumps(result, indent=1))

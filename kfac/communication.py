@@ -205,6 +205,20 @@ def init_distributed(
     return get_communicator()
 
 
+def init_from_torchrun(timeout_s: float = 600.0) -> Communicator:
+    """:func:`init_distributed` with the variables that torchrun sets; one process if there are none; collective."""
+    environment = os.environ
+    if "RANK" not in environment:
+        return get_communicator()
+    return init_distributed(
+        rank=int(environment["RANK"]),
+        world_size=int(environment["WORLD_SIZE"]),
+        local_rank=int(environment.get("LOCAL_RANK", "0")),
+        init_method=f"tcp://{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
+        timeout_s=timeout_s,
+    )
+
+
 def shutdown() -> None:
     """Leave the job's ranks, if joined."""
     global _adopted  # noqa: PLW0603

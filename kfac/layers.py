@@ -5,12 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from kfac.config import KFACConfig
 from kfac.curvature import statistics
+
+
+class GradientAccess(Protocol):
+    """Where gradients are read from and written to, after they have been averaged over the ranks."""
+
+    def get(self, parameter: Tensor) -> Tensor | None:
+        """The whole gradient of a parameter; collective where gradients are partitioned."""
+
+    def set(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Overwrite the whole gradient of a parameter; collective where gradients are partitioned."""
+
+
+class PlainGradients:
+    """Gradients in ``.grad``."""
+
+    def get(self, parameter: Tensor) -> Tensor | None:
+        """``parameter.grad``."""
+        return parameter.grad
+
+    def set(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Copy into ``parameter.grad``, where there is one."""
+        if parameter.grad is not None:
+            parameter.grad.copy_(gradient)
 
 
 class KFACLayer:
@@ -54,23 +78,24 @@ class KFACLayer:
         """``sum g g^T [g_dim, g_dim]`` of an output gradient."""
         raise NotImplementedError  # abstract
 
-    def gradient_matrix(self) -> Tensor | None:
+    def gradient_matrix(self, access: GradientAccess) -> Tensor | None:
         """The gradient as ``[g_dim, a_dim]``, or None if there is none."""
-        if self.weight.grad is None:
+        weight = access.get(self.weight)
+        bias = None if self.bias is None else access.get(self.bias)
+        if weight is None:
             return None
-        matrix = self.weight.grad.reshape(self.g_dim, -1)
+        matrix = weight.reshape(self.g_dim, -1)
         if self.bias is None:
             return matrix
-        bias = torch.zeros_like(self.bias) if self.bias.grad is None else self.bias.grad
-        return torch.cat([matrix, bias[:, None]], 1)
+        column = matrix.new_zeros(self.g_dim) if bias is None else bias
+        return torch.cat([matrix, column[:, None]], 1)
 
-    def set_gradient(self, matrix: Tensor) -> None:
+    def set_gradient(self, matrix: Tensor, access: GradientAccess) -> None:
         """Overwrite the gradient with ``[g_dim, a_dim]``."""
-        assert self.weight.grad is not None
         columns = self.a_dim - (self.bias is not None)
-        self.weight.grad.copy_(matrix[:, :columns].reshape(self.weight.shape))
-        if self.bias is not None and self.bias.grad is not None:
-            self.bias.grad.copy_(matrix[:, -1])
+        access.set(self.weight, matrix[:, :columns].reshape(self.weight.shape))
+        if self.bias is not None:
+            access.set(self.bias, matrix[:, -1].contiguous())
 
 
 class LinearLayer(KFACLayer):

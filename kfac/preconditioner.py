@@ -18,7 +18,7 @@ from kfac.curvature.scaling import factor_scale
 from kfac.factors import FactorState
 from kfac.gradients import GradientAverager
 from kfac.inversion import FactorInversionError, invert
-from kfac.layers import KFACLayer, register_layers, unwrap
+from kfac.layers import GradientAccess, KFACLayer, PlainGradients, register_layers, unwrap
 from kfac.messages import MessageQueue
 from kfac.planning import ClusterProfile, Message, ModelProfile, Plan, ScheduleConfig
 from kfac.recording import Recorder
@@ -50,6 +50,7 @@ class KFAC:
         model_profile, cluster_profile: what to plan from; without them a shipped profile and the layers' dimensions.
         communicator: the ranks, if not the default ones.
         recorder: records timelines.
+        gradients: where gradients are; :func:`kfac.engine.attach` gives DeepSpeed's.
 
     Raises:
         ValueError: if the model has no layer to precondition, or the ranks disagree on model, config or schedule.
@@ -66,8 +67,10 @@ class KFAC:
         cluster_profile: ClusterProfile | None = None,
         communicator: Communicator | None = None,
         recorder: Recorder | None = None,
+        gradients: GradientAccess | None = None,
     ) -> None:
         self.config = config or KFACConfig()
+        self._gradients = gradients or PlainGradients()
         self._communicator = communicator or get_communicator()
         self.layers, self.first_order, groups = register_layers(unwrap(model), self.config)
         if not groups:
@@ -356,7 +359,7 @@ class KFAC:
         products: list[Tensor] = []
         for layer in self._ordered:
             a, g = self._factors[layer.name, "A"].inverse, self._factors[layer.name, "G"].inverse
-            gradient = layer.gradient_matrix()
+            gradient = layer.gradient_matrix(self._gradients)
             if a is None or g is None or gradient is None:
                 continue
             gradient = gradient.to(self._dtype)
@@ -370,7 +373,7 @@ class KFAC:
             for _, result in preconditioned:
                 result.mul_(factor)
         for layer, result in preconditioned:
-            layer.set_gradient(result)
+            layer.set_gradient(result, self._gradients)
 
     # ------------------------------------------------------------------ state
 
