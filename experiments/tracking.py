@@ -113,12 +113,15 @@ class WandbTracker:
         self._wandb = wandb
         online = config.tracking.mode == "wandb"
         _keep_files_in(record.path / "wandb", offline=not online)
+        logging.getLogger("wandb").propagate = False  # it has files of its own; ours is one warning
         try:
             self._run = self._init(config, record, "online" if online else "offline")
         except Exception as error:
             if not online:
                 raise
-            logger.warning("W&B cannot be reached (%s): tracking offline, for wandb sync %s/wandb", error, record.path)
+            reason = str(error).splitlines()[0]
+            logger.warning("W&B cannot be reached (%s): tracking offline, for wandb sync %s/wandb", reason, record.path)
+            wandb.teardown(exit_code=1)  # its service still holds the id
             self._run = self._init(config, record, "offline")
         # A resumed run repeats iterations and W&B's own step only counts calls: the axis is a column of ours.
         self._run.define_metric("*", step_metric="iter")

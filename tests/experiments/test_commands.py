@@ -1,0 +1,70 @@
+"""profile and simulate end to end, and all of it from an installed wheel."""
+
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from experiments.records import find_records
+from kfac.planning import ClusterProfile, ModelProfile
+from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
+from kfac.schedules import make_plan
+from kfac.simulation import simulate
+from kfac.timeline import Timeline
+from tests.experiments.conftest import ROOT
+
+
+def test_simulate_is_the_simulator(command, tmp_path):
+    done = command("simulate", "model=resnet50", "schedule=spdkfac", "world_size=16")
+    model, cluster = load_shipped_model("resnet50"), load_shipped_cluster("paper64").at(16)
+    expected = simulate(make_plan("spdkfac", model, cluster), model, cluster)
+    written = Timeline.from_chrome_trace(tmp_path / "simulated" / "resnet50-spdkfac-w16.trace.json")
+    assert written.iteration_s == pytest.approx(expected.iteration_s)
+    assert written.breakdown_s() == pytest.approx(expected.breakdown_s())
+    assert f"{1e3 * expected.iteration_s:.2f}" in done.stdout
+    assert f"{1e3 * expected.breakdown_s()['InverseComm']:.2f}" in done.stdout
+    assert (tmp_path / "simulated" / "resnet50-spdkfac-w16.html").exists()
+
+
+def test_profiles_are_written_and_planned_from(command, tmp_path):
+    small = ("model=mlp", "model.hidden=[16]", "data.image_size=8", "world_size=2")
+    done = command("profile", *small, "output=p", "profiling.iterations=2", "profiling.repeats=2")
+    assert "all_reduce on 2 ranks" in done.stdout
+    model = ModelProfile.load(tmp_path / "p" / "model_profile.json")
+    cluster = ClusterProfile.load(tmp_path / "p" / "cluster_profile.json")
+    assert [(layer.a_dim, layer.g_dim) for layer in model.layers] == [(193, 16), (17, 10)]
+    assert cluster.world_size == 2
+    files = ("cluster=p/cluster_profile.json", "model_profile=p/model_profile.json")
+    done = command("train", *small, *files, "iterations=1", "tracking=none", "optimizer.lr=0.01")
+    assert f"{make_plan('spdkfac', model, cluster)}" in done.stdout
+    assert "measuring" not in done.stdout
+    done = command("simulate", *files, "schedule=dkfac")
+    assert "mlp-dkfac-w2" in done.stdout
+
+
+PARTS = ("pyproject.toml", "LICENSE", "kfac", "experiments", "slurm", "analysis", "paper_figures", "hydra_plugins")
+BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The wheel's files, without a checkout around them."""
+    pytest.importorskip("setuptools")
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    subprocess.run(["cp", "-r", *(str(ROOT / name) for name in PARTS), str(source)], check=True)
+    (source / "README.md").write_text("a stand-in: the text is no part of what is tested")
+    subprocess.run([sys.executable, "-c", BUILD, str(source)], cwd=source, check=True, capture_output=True)
+    (wheel,) = source.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    return site
+
+
+def test_an_installed_wheel_trains_and_simulates(command, installed, tmp_path):
+    overrides = ("model=mlp", "data.image_size=8", "world_size=2", "iterations=2", "tracking=none", "cluster=default")
+    done = command("train", *overrides, PYTHONPATH=str(installed))
+    assert "iteration 2/2" in done.stdout
+    (record,) = find_records(tmp_path)
+    assert set(record.head["code"]) == {"version"}  # no checkout, so no commit
+    assert (record.path / "timeline.html").exists() == bool(record.timeline_paths())
+    assert "written" in command("simulate", PYTHONPATH=str(installed)).stdout

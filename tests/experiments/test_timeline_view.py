@@ -1,0 +1,126 @@
+"""Pictures show every span where it belongs; the page holds all data and loads nothing."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from matplotlib.colors import to_rgba
+
+from experiments.timeline_view import draw_timeline, write_html, write_png
+from kfac.timeline import KIND_COLORS, Span, Timeline
+
+SPANS = (
+    Span(0, "compute", "FF", "forward", 0.0, 0.002),
+    Span(0, "compute", "BP", "back </script><b>", 0.002, 0.005),
+    Span(0, "communication", "FactorComm", "A message 0", 0.001, 0.006),
+    Span(3, "compute", "InverseComp", "invert fc A", 0.004, 0.008),
+)
+TIMELINE = Timeline(SPANS, {0: 3}, total_s=0.01)
+
+
+def test_bars_are_the_spans():
+    axes = draw_timeline(TIMELINE, "title").axes[0]
+    drawn = set()
+    for bars in axes.collections:
+        for path, color in zip(bars.get_paths(), list(bars.get_facecolor()) * 9, strict=False):
+            (x0, y0), (x1, _) = path.get_extents().get_points()
+            drawn.add((round(x0, 6), round(x1, 6), round(y0, 3), tuple(color)))
+    rows = {(0, "compute"): 0.0, (0, "communication"): 1.0, (3, "compute"): 2.4}
+    assert drawn == {
+        (round(1e3 * s.start_s, 6), round(1e3 * s.end_s, 6), rows[s.rank, s.lane], to_rgba(KIND_COLORS[s.kind]))
+        for s in SPANS
+    }
+    labels = [text.get_text() for text in axes.get_yticklabels()]
+    assert labels == ["rank 0 (of 3 alike) compute", "communication", "rank 3 compute", "communication"]
+    assert axes.get_xlim() == (0, 10)
+    legend = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert legend == ["FF", "BP", "FactorComm", "InverseComp"]
+
+
+def test_more_ranks_than_fit_are_said():
+    spans = tuple(Span(rank, "compute", "FF", "f", 0, 1) for rank in range(20))
+    assert "12 more ranks not shown" in draw_timeline(Timeline(spans), "x").axes[0].get_title(loc="left")
+
+
+def test_png_is_the_same_every_time(tmp_path):
+    write_png(TIMELINE, tmp_path / "a.png")
+    write_png(TIMELINE, tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_an_empty_timeline_is_drawn(tmp_path):
+    write_png(Timeline(()), tmp_path / "a.png")
+    write_html(Timeline(()), tmp_path / "a.html")
+
+
+def page(tmp_path):
+    write_html(TIMELINE, tmp_path / "t.html", "one <b>")
+    return (tmp_path / "t.html").read_text()
+
+
+def test_the_page_holds_every_span_and_the_breakdown(tmp_path):
+    text = page(tmp_path)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    assert data["title"] == "one <b>"
+    spans = {
+        (data["lanes"][lane]["long"], data["kinds"][kind]["name"], name, start, length)
+        for lane, kind, name, start, length in data["spans"]
+    }
+    assert spans == {
+        ("rank 0 (of 3 alike) compute", "FF", "forward", 0.0, 2000.0),
+        ("rank 0 (of 3 alike) compute", "BP", "back </script><b>", 2000.0, 3000.0),
+        ("rank 0 (of 3 alike) communication", "FactorComm", "A message 0", 1000.0, 5000.0),
+        ("rank 3 compute", "InverseComp", "invert fc A", 4000.0, 4000.0),
+    }
+    exposed = {kind["name"]: kind["exposed_us"] for kind in data["kinds"]}
+    # Ranks 0 to 2: FF 2, BP 3, FactorComm 1 exposed, 4 other; rank 3: InverseComp 4, 6 other.
+    assert exposed == pytest.approx({"FF": 1500, "BP": 2250, "FactorComm": 750, "InverseComp": 1000, "Other": 4500})
+    assert next(k for k in data["kinds"] if k["name"] == "FactorComm")["hidden_us"] == pytest.approx(3000)
+
+
+def test_the_page_loads_nothing(tmp_path):
+    text = page(tmp_path).replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"https?:|src=|@import|url\((?!#)|fetch\(|<link", text)
+    assert len(text) < 12_000
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="node checks the page's script where it is installed")
+def test_the_script_draws_every_span(tmp_path):
+    text = page(tmp_path)
+    script = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)[0]
+    data = re.search(r'id="data">(.*?)</script>', text)[1]
+    stand_in = """
+        const made = {}, handlers = {};
+        const node = tag => ({ tag, style: { setProperty() {} }, attributes: {}, children: [], clientWidth: 800,
+          offsetWidth: 10, setAttribute(k, v) { this.attributes[k] = v; }, append(c) { this.children.push(c); },
+          replaceChildren() { this.children = []; made.rect = []; },
+          getBoundingClientRect: () => ({ left: 0, width: 800 }),
+          addEventListener(name, f) { handlers[this.tag + name] = f; } });
+        const known = {};
+        globalThis.document = { title: "",
+          getElementById: id => known[id] ??= Object.assign(node(id), { textContent: DATA }),
+          querySelector: tag => known[tag] ??= node(tag),
+          createElement: node,
+          createElementNS: (_, tag) => { const n = node(tag); (made[tag] ??= []).push(n); return n; } };
+        globalThis.addEventListener = (name, f) => { handlers["window" + name] = f; };
+        globalThis.innerWidth = 900;
+        const bars = () => made.rect.map(r => r.attributes).filter(a => a.class === "span").map(a => [a.x, a.width]);
+    """
+    check = """
+        const all = bars();
+        handlers.svgwheel({ clientX: 150, deltaY: -400, preventDefault() {} });
+        const zoomed = bars();
+        handlers.svgdblclick();
+        console.log(JSON.stringify([all, zoomed, bars()]));
+    """
+    source = f"const DATA = {json.dumps(data)};{stand_in}\n{script}\n{check}"
+    done = subprocess.run(["node", "-e", source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    everything, zoomed, back = json.loads(done.stdout)
+    width = (800 - 150 - 8) / 10_000
+    expected = [[150 + 1e6 * s.start_s * width, 1e6 * s.duration_s * width] for s in TIMELINE.spans]
+    assert [pytest.approx(bar) for bar in everything] == expected
+    assert zoomed[0][1] == pytest.approx(everything[0][1] * 2.71828, rel=1e-3)
+    assert back == everything
