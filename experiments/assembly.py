@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from experiments.config import CommonConfig
 from experiments.data import Batch, Images
+from experiments.devices import choose_device
 from experiments.models import build_model
 from experiments.ranks import Rank
 from kfac import KFAC
@@ -31,9 +32,9 @@ class Site:
     def enter(cls, config: CommonConfig, rank: Rank) -> Site:
         """Join the ranks on the configured device."""
         torch.set_num_threads(config.threads)
-        cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-        # A launcher may show each rank one GPU of its own.
-        local_rank = rank.local_rank % max(1, torch.cuda.device_count()) if cuda else rank.local_rank
+        cuda = choose_device(config.device, rank.local_size) == "cuda"
+        # SLURM may show each rank one GPU of its own.
+        local_rank = rank.local_rank % torch.cuda.device_count() if cuda else rank.local_rank
         device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
         if cuda:
             torch.cuda.set_device(device)

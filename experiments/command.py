@@ -109,6 +109,8 @@ class CheckSweep(Callback):
         from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
         from hydra.core.override_parser.overrides_parser import OverridesParser
 
+        if not str(config.hydra.sweeper._target_).endswith(f".{BasicSweeper.__name__}"):
+            return  # which combinations another sweeper will try, only it knows
         loader = GlobalHydra.instance().config_loader()
         overrides = OverridesParser.create(config_loader=loader).parse_overrides(list(config.hydra.overrides.task))
         try:

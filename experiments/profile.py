@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from experiments.command import RunFailedError, plain, run_command
 from experiments.config import ProfileConfig
+from experiments.devices import choose_device
 from experiments.launch import LaunchError, launch
 from experiments.ranks import Rank, rank_from_environment
 from experiments.settings import ConfigError
@@ -47,8 +48,10 @@ def run(settings: DictConfig) -> None:
         run_rank({"config": data, "output": str(output)}, rank)
         return
     set_up_logging(0)
+    choose_device(config.device, config.world_size)
+    payload = {"config": data, "output": str(output)}
     try:
-        launch("experiments.profile:run_rank", {"config": data, "output": str(output)}, config.world_size)
+        launch("experiments.profile:run_rank", payload, config.world_size, threads=config.threads)
     except LaunchError as error:
         print(f"profiling failed: {error.failure}", file=sys.stderr)  # noqa: T201
         raise RunFailedError(str(error)) from None

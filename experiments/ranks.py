@@ -24,12 +24,14 @@ class Rank:
         rank, world_size: of the run.
         local_rank: on this machine.
         init_method: how the ranks find each other: ``file:///path`` or ``tcp://host:port``.
+        local_size: how many ranks see the same devices as this one; 1 where a launcher may have split them.
     """
 
     rank: int
     world_size: int
     local_rank: int
     init_method: str
+    local_size: int = 1
 
 
 def rank_from_environment(environ: Mapping[str, str], world_size: int, folder: Path, restarts: int = 0) -> Rank | None:

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from experiments.command import RunFailedError, plain, run_command
 from experiments.config import TrainConfig
+from experiments.devices import choose_device
 from experiments.launch import LaunchError, launch
 from experiments.ranks import Rank, rank_from_environment
 from experiments.records import FAILED, FINISHED, INTERRUPTED, RUNNING, RecordInUseError, RunRecord
@@ -58,6 +59,7 @@ def run_here(config: TrainConfig) -> str:
         KeyboardInterrupt: if the run was asked to stop.
     """
     set_up_logging(0)
+    choose_device(config.device, config.world_size)
     record = begin(config)
     if record is None:
         return FINISHED
@@ -143,8 +145,8 @@ def begin(config: TrainConfig) -> RunRecord | None:
         )
     except RecordInUseError as error:
         raise ConfigError(f"{error}: wait for it, or end it") from error
-    except OSError as error:
-        raise ConfigError(f"runs={config.runs}: cannot write {path}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"runs={config.runs}: no record can be kept in {path}: {error}") from error
     if record.status == FINISHED:
         logger.info("%s has finished before: skipped (rerun=true starts over)", path)
         record.close()

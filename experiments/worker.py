@@ -33,7 +33,8 @@ def main() -> None:
     faulthandler.enable()
     job = json.loads((folder / JOB_FILE).read_text())
     size = job["world_size"]
-    me = Rank(rank=rank, world_size=size, local_rank=rank, init_method=f"file://{folder}/rendezvous")
+    meet = f"file://{folder}/rendezvous"
+    me = Rank(rank=rank, world_size=size, local_rank=rank, init_method=meet, local_size=size)
     try:
         module, _, function = job["target"].partition(":")
         result = getattr(importlib.import_module(module), function)(job["payload"], me)

@@ -177,6 +177,11 @@ def test_commands_end_with_one_line_and_touch_nothing(command, tmp_path):
     done = command("train", "-m", "model=mlp", "world_size=1,2,0", "iterations=1", check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: world_size=0 must be at least 1\n")
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    done = command("train", "model=mlp", "cluster=default", "runs=file", check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: runs=file: no record can be kept in file/single/mlp")
+    assert done.stderr.count("\n") == 1
 
 
 def test_help_names_groups_keys_and_examples(command, tmp_path):
