@@ -22,12 +22,11 @@ class _Side:
     total: Tensor | None = None
     samples: float = 0.0
 
-    def add(self, statistic: Tensor, weight: float, samples: int) -> None:
+    def sum(self, dim: int, like: Tensor) -> Tensor:
+        """The sum so far ``[dim, dim]``, to be added to."""
         if self.total is None:
-            self.total = statistic if weight == 1.0 else statistic.mul_(weight)
-        else:
-            self.total.add_(statistic, alpha=weight)
-        self.samples += samples
+            self.total = like.new_zeros(dim, dim)
+        return self.total
 
 
 @dataclass
@@ -126,7 +125,9 @@ class StatisticsCollector:
             x = layer.batched(x.detach().to(self._dtype))
             positions = layer.positions(layer.batched(output))
             weight, _ = position_weights(self._scaling, positions, layer.convolution)
-            self._sides["A"][index].add(layer.a_statistic(x), weight, x.shape[0] if first else 0)
+            side = self._sides["A"][index]
+            layer.add_a_statistic(x, side.sum(layer.a_dim, x), weight)
+            side.samples += x.shape[0] if first else 0
             output.register_hook(partial(self._output_gradient, index, positions))
             seen = self._calls_seen[index]
             complete = progress.forward_passes == self._passes and progress.open_calls == seen
@@ -152,7 +153,9 @@ class StatisticsCollector:
         with torch.no_grad(), self._recorder.span("FactorComp", f"G {layer.name}"):
             g = layer.batched(gradient.detach().to(self._dtype))
             _, weight = position_weights(self._scaling, positions * progress.calls, layer.convolution)
-            self._sides["G"][index].add(layer.g_statistic(g), weight, g.shape[0] if first else 0)
+            side = self._sides["G"][index]
+            layer.add_g_statistic(g, side.sum(layer.g_dim, g), weight)
+            side.samples += g.shape[0] if first else 0
             progress.open_calls -= 1
             if progress.open_calls == 0:
                 self._close_pass(index)

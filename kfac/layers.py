@@ -70,13 +70,29 @@ class KFACLayer:
         """Shared positions per sample of an output ``[samples, ...]``."""
         raise NotImplementedError  # abstract
 
-    def a_statistic(self, x: Tensor) -> Tensor:
-        """``sum x x^T [a_dim, a_dim]`` of an input."""
+    def add_a_statistic(self, x: Tensor, total: Tensor, weight: float) -> None:
+        """Add ``weight sum x x^T`` of an input to the upper triangle of ``total [a_dim, a_dim]``."""
         raise NotImplementedError  # abstract
 
-    def g_statistic(self, g: Tensor) -> Tensor:
-        """``sum g g^T [g_dim, g_dim]`` of an output gradient."""
+    def add_g_statistic(self, g: Tensor, total: Tensor, weight: float) -> None:
+        """Add ``weight sum g g^T`` of an output gradient to the upper triangle of ``total [g_dim, g_dim]``."""
         raise NotImplementedError  # abstract
+
+    def matrix_from_weight(self, weight: Tensor) -> Tensor:
+        """A tensor of the weight's shape as ``[g_dim, inputs]`` in A's order."""
+        return weight.reshape(self.g_dim, -1)
+
+    def weight_from_matrix(self, matrix: Tensor) -> Tensor:
+        """The inverse of :meth:`matrix_from_weight`."""
+        return matrix.reshape(self.weight.shape)
+
+    def a_in_weight_order(self, a: Tensor) -> Tensor:
+        """A with its rows and columns in the order of ``weight.view(out, -1)`` (and the bias last)."""
+        columns = self.a_dim - (self.bias is not None)
+        ours = torch.arange(columns).expand(self.g_dim, columns)
+        order = self.weight_from_matrix(ours).reshape(self.g_dim, -1)[0]
+        order = torch.cat([order, torch.arange(columns, self.a_dim)]).to(a.device)
+        return a[order][:, order]
 
     def gradient_matrix(self, access: GradientAccess) -> Tensor | None:
         """The gradient as ``[g_dim, a_dim]``, or None if there is none."""
@@ -84,7 +100,7 @@ class KFACLayer:
         bias = None if self.bias is None else access.get(self.bias)
         if weight is None:
             return None
-        matrix = weight.reshape(self.g_dim, -1)
+        matrix = self.matrix_from_weight(weight)
         if self.bias is None:
             return matrix
         column = matrix.new_zeros(self.g_dim) if bias is None else bias
@@ -93,7 +109,7 @@ class KFACLayer:
     def set_gradient(self, matrix: Tensor, access: GradientAccess) -> None:
         """Overwrite the gradient with ``[g_dim, a_dim]``."""
         columns = self.a_dim - (self.bias is not None)
-        access.set(self.weight, matrix[:, :columns].reshape(self.weight.shape))
+        access.set(self.weight, self.weight_from_matrix(matrix[:, :columns]))
         if self.bias is not None:
             access.set(self.bias, matrix[:, -1].contiguous())
 
@@ -104,11 +120,11 @@ class LinearLayer(KFACLayer):
     def positions(self, output: Tensor) -> int:  # noqa: D102
         return math.prod(output.shape[1:-1])
 
-    def a_statistic(self, x: Tensor) -> Tensor:  # noqa: D102
-        return statistics.second_moment(x.reshape(-1, x.shape[-1]), self.bias is not None)
+    def add_a_statistic(self, x: Tensor, total: Tensor, weight: float) -> None:  # noqa: D102
+        statistics.add_moment(x.reshape(-1, x.shape[-1]), total, weight, self.bias is not None)
 
-    def g_statistic(self, g: Tensor) -> Tensor:  # noqa: D102
-        return statistics.second_moment(g.reshape(-1, self.g_dim), False)
+    def add_g_statistic(self, g: Tensor, total: Tensor, weight: float) -> None:  # noqa: D102
+        statistics.add_moment(g.reshape(-1, self.g_dim), total, weight)
 
 
 class Conv2dLayer(KFACLayer):
@@ -134,16 +150,22 @@ class Conv2dLayer(KFACLayer):
         rows, columns = int(m.padding[0]), int(m.padding[1])
         return columns, columns, rows, rows
 
-    def a_statistic(self, x: Tensor) -> Tensor:  # noqa: D102
+    def add_a_statistic(self, x: Tensor, total: Tensor, weight: float) -> None:  # noqa: D102
         m = self.module
         kernel, stride = (m.kernel_size[0], m.kernel_size[1]), (m.stride[0], m.stride[1])
         dilation = (m.dilation[0], m.dilation[1])
-        patches = statistics.patches_2d(x, kernel, stride, self._padding(), dilation, m.padding_mode)
-        return statistics.patch_moment(patches, m.in_channels, self.bias is not None)
+        for patches in statistics.patches_2d(x, kernel, stride, self._padding(), dilation, m.padding_mode):
+            statistics.add_moment(patches, total, weight, self.bias is not None)
 
-    def g_statistic(self, g: Tensor) -> Tensor:  # noqa: D102
-        rows = statistics.channel_rows(g)
-        return rows @ rows.T
+    def add_g_statistic(self, g: Tensor, total: Tensor, weight: float) -> None:  # noqa: D102
+        statistics.add_moment(statistics.position_rows(g), total, weight)
+
+    def matrix_from_weight(self, weight: Tensor) -> Tensor:  # noqa: D102
+        return weight.permute(0, 2, 3, 1).reshape(self.g_dim, -1)
+
+    def weight_from_matrix(self, matrix: Tensor) -> Tensor:  # noqa: D102
+        out, channels, rows, columns = self.weight.shape
+        return matrix.reshape(out, rows, columns, channels).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)

@@ -378,7 +378,9 @@ class KFAC:
     # ------------------------------------------------------------------ state
 
     def factor(self, layer: str, side: str) -> Tensor:
-        """The factor ``[d, d]`` of a layer's side ``A`` or ``G`` as inverses use it, without damping; a copy.
+        """The factor ``[d, d]`` of a layer's side ``A`` or ``G``, without damping; a copy.
+
+        A is in the order of ``weight.view(out, -1)``, with the bias last.
 
         Raises:
             KeyError: if there is no such layer, or no statistic yet.
@@ -386,7 +388,9 @@ class KFAC:
         state = self._factors[layer, side]
         if state.average is None:
             raise KeyError(f"{side} of {layer!r} has no statistics yet")
-        return state.matrix()
+        matrix = state.matrix()
+        owner = next(item for item in self.layers if item.name == layer)
+        return owner.a_in_weight_order(matrix) if side == "A" else matrix
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a bitwise continuation needs, also inside an inverse interval; the same on every rank.

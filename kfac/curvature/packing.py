@@ -27,7 +27,7 @@ def _blocks(packed: Tensor, dim: int) -> tuple[Tensor, Tensor, int, int]:
 
 
 def pack(matrix: Tensor, out: Tensor) -> None:
-    """Write the upper triangle of the symmetric ``matrix [d, d]`` into ``out [d (d + 1) / 2]``.
+    """Write the upper triangle of ``matrix [d, d]`` into ``out [d (d + 1) / 2]``; what lies below it is not read.
 
     Raises:
         ValueError: if ``out`` has another size.
@@ -39,7 +39,7 @@ def pack(matrix: Tensor, out: Tensor) -> None:
     rectangle.copy_(matrix[:h, h:])
     fold.zero_()
     fold[:, shift:].copy_(torch.triu(matrix[:h, :h]))
-    fold[1 - shift :, : dim - h].add_(torch.tril(matrix[h:, h:]))
+    fold[1 - shift :, : dim - h].add_(torch.triu(matrix[h:, h:]).T)
 
 
 def unpack(packed: Tensor, dim: int) -> Tensor:

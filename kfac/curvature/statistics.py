@@ -3,12 +3,24 @@
 For a layer with inputs x and output gradients g at samples n and shared positions s (a convolution's output pixels, a
 sequence's tokens), the statistics are ``sum_{n,s} x x^T`` and ``sum_{n,s} g g^T``. Scaling to factors is stated in
 :mod:`kfac.curvature.scaling`.
+
+Statistics are symmetric: only their upper triangle is meaningful, what lies below it may be anything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch.nn.functional as F
 from torch import Tensor
+
+CHUNK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
+"""Elements of patches that are made at a time: they stay in a CPU's cache (measured: 2 MB beats all at once by a fifth
+for 32x32 images), and bound the memory on a GPU."""
+
+BLOCK_DIM, MAX_BLOCKS = 48, 4
+"""On a CPU a product is cut into at most so many blocks of at least so many columns, to compute only those on and above
+the diagonal (measured: about a third less time at dimensions from 144 to 2304)."""
 
 
 def patches_2d(
@@ -18,8 +30,8 @@ def patches_2d(
     padding: tuple[int, int, int, int],
     dilation: tuple[int, int],
     padding_mode: str = "zeros",
-) -> Tensor:
-    """The inputs that each output pixel of a convolution sees.
+) -> Iterator[Tensor]:
+    """The inputs that each output pixel of a convolution sees, some samples at a time.
 
     Args:
         x: ``[samples, channels, height, width]``.
@@ -27,58 +39,41 @@ def patches_2d(
         padding: (left, right, top, bottom), as :func:`torch.nn.functional.pad` takes it.
         padding_mode: of the convolution.
 
-    Returns:
-        ``[samples * out_height * out_width, kernel rows * kernel columns * channels]``: channels run fastest, so that
-        the copy reads and writes runs of contiguous memory.
+    Yields:
+        ``[some samples * out_height * out_width, kernel rows * kernel columns * channels]``.
     """
     mode = "constant" if padding_mode == "zeros" else padding_mode
     if any(padding):
         x = F.pad(x, padding, mode=mode)
     x = x.permute(0, 2, 3, 1).contiguous()
-    samples, height, width, channels = x.shape
+    _, height, width, channels = x.shape
     (kh, kw), (sh, sw), (dh, dw) = kernel_size, stride, dilation
     out_h = (height - dh * (kh - 1) - 1) // sh + 1
     out_w = (width - dw * (kw - 1) - 1) // sw + 1
     n_step, h_step, w_step, _ = x.stride()
-    size = (samples, out_h, out_w, kh, kw, channels)
     step = (n_step, h_step * sh, w_step * sw, h_step * dh, w_step * dw, 1)
-    return x.as_strided(size, step).reshape(samples * out_h * out_w, kh * kw * channels)
+    dim = kh * kw * channels
+    limit = CHUNK_ELEMENTS.get(x.device.type, CHUNK_ELEMENTS["cuda"])
+    for part in x.split(max(1, limit // (out_h * out_w * dim))):
+        size = (len(part), out_h, out_w, kh, kw, channels)
+        yield part.as_strided(size, step, part.storage_offset()).reshape(-1, dim)
 
 
-def second_moment(rows: Tensor, bias: bool) -> Tensor:
-    """``sum_r x_r x_r^T`` over the rows of ``rows [r, d]``, as ``[d, d]``.
+def add_moment(rows: Tensor, total: Tensor, weight: float, bias: bool = False) -> None:
+    """Add ``weight sum_r x_r x_r^T`` over the rows of ``rows [r, d]`` to the upper triangle of ``total``.
 
-    With ``bias`` a trailing 1 is appended to every row: ``[d + 1, d + 1]``.
+    With ``bias`` a trailing 1 is appended to every row: ``total`` is ``[d + 1, d + 1]``, else ``[d, d]``.
     """
-    if not bias:
-        return rows.T @ rows
     d = rows.shape[1]
-    moment = rows.new_empty(d + 1, d + 1)
-    moment[:d, :d] = rows.T @ rows
-    total = rows.sum(0)
-    moment[:d, d] = total
-    moment[d, :d] = total
-    moment[d, d] = rows.shape[0]
-    return moment
+    blocks = min(MAX_BLOCKS, max(1, d // BLOCK_DIM)) if rows.device.type == "cpu" else 1
+    edges = [d * k // blocks for k in range(blocks)]
+    for low, high in zip(edges, [*edges[1:], d], strict=True):
+        total[low:high, low:d].addmm_(rows[:, low:high].T, rows[:, low:], alpha=weight)
+    if bias:
+        total[:d, d].add_(rows.sum(0), alpha=weight)
+        total[d, d].add_(rows.shape[0] * weight)
 
 
-def patch_moment(patches: Tensor, channels: int, bias: bool) -> Tensor:
-    """:func:`second_moment` of :func:`patches_2d`, reordered to (channel, kernel position), the weight's order."""
-    positions = patches.shape[1] // channels
-    moment = second_moment(patches, bias)
-    if positions == 1:
-        return moment
-    d = positions * channels
-    result = moment.new_empty(moment.shape)
-    core = moment[:d, :d].view(positions, channels, positions, channels) if not bias else None
-    if core is None:
-        core = moment[:d, :d].reshape(positions, channels, positions, channels)
-        last = moment[:d, d].reshape(positions, channels).T.reshape(d)
-        result[:d, d], result[d, :d], result[d, d] = last, last, moment[d, d]
-    result[:d, :d].view(channels, positions, channels, positions).copy_(core.permute(1, 0, 3, 2))
-    return result
-
-
-def channel_rows(g: Tensor) -> Tensor:
-    """``[samples, channels, ...positions]`` as ``[channels, samples * positions]``."""
-    return g.transpose(0, 1).reshape(g.shape[1], -1)
+def position_rows(g: Tensor) -> Tensor:
+    """``[samples, channels, ...positions]`` as a matrix ``[samples * positions, channels]`` (a transposed view)."""
+    return g.transpose(0, 1).reshape(g.shape[1], -1).T
