@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.netns import Network, emulated_network
-from kfac.timeline import COMMUNICATION_KINDS, KINDS, OTHER
+from experiments.timeline_view import write_png
+from kfac.timeline import COMMUNICATION_KINDS, KINDS, OTHER, Timeline
 
 PAPER_RATIOS = {"ResNet-50": 0.69, "ResNet-152": 1.9}
 """(FactorComm + GradComm) / (FF&BP + FactorComp) of D-KFAC in the paper's breakdown figure."""
@@ -38,8 +39,8 @@ class Setting:
     schedules: tuple[str, ...] = ("sgd", "dkfac", "mpdkfac", "spdkfac")
 
 
-def run(network: Network, setting: Setting) -> dict[str, Any]:
-    """The measurements of rank 0 (see :mod:`benchmarks.worker`)."""
+def run(network: Network, setting: Setting, pictures: Path) -> dict[str, Any]:
+    """The measurements of rank 0 (see :mod:`benchmarks.worker`); draws each schedule's last iteration."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"
         command = [sys.executable, "-m", "benchmarks.worker", "--output", str(output)]
@@ -48,6 +49,10 @@ def run(network: Network, setting: Setting) -> dict[str, Any]:
         command += ["--schedules", ",".join(setting.schedules)]
         network.run(command, environment={"DS_ACCELERATOR": "cpu"}, timeout_s=1800)
         result: dict[str, Any] = json.loads(output.read_text())
+        pictures.mkdir(parents=True, exist_ok=True)
+        for name in setting.schedules:
+            parts = [Timeline.from_chrome_trace(path) for path in sorted(Path(folder).glob(f"{name}.rank*.json"))]
+            write_png(Timeline.merge(parts), pictures / f"{name}.png", f"{name}, {pictures.name.replace('-', ' ')}")
         return result
 
 
@@ -109,13 +114,14 @@ def main(setting: Setting, world_size: int, output: Path) -> str:
     results: dict[str, Any] = {}
     with emulated_network(world_size) as network:
         print("measuring on unlimited links ...", file=sys.stderr, flush=True)  # noqa: T201
-        free = results["unlimited"] = run(network, setting)
+        free = results["unlimited"] = run(network, setting, output.parent / "unlimited")
         parts.append(report(free, "unlimited links"))
         for model, ratio in PAPER_RATIOS.items():
             rate = rate_for(free, ratio, world_size)
             print(f"measuring at {rate:.0f} Mbit/s ...", file=sys.stderr, flush=True)  # noqa: T201
             network.limit(rate)
-            results[f"{rate:.0f} Mbit/s"] = limited = run(network, setting)
+            pictures = output.parent / f"links-matched-to-{model}"
+            results[f"{rate:.0f} Mbit/s"] = limited = run(network, setting, pictures)
             parts.append(report(limited, f"{rate:.0f} Mbit/s: the ratio of {model} on the paper's cluster, {ratio}"))
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(results, indent=1))

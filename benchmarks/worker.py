@@ -83,6 +83,8 @@ def compete(arguments: argparse.Namespace, communicator: Communicator) -> dict[s
                 contenders[name].iterate()
             seconds[name].append((time.perf_counter() - start) / arguments.iterations)
             recorded[name].append(contenders[name].recorded())
+    for name in names:  # every rank's last timeline, for the pictures
+        recorded[name][-1].to_chrome_trace(arguments.output.parent / f"{name}.rank{communicator.rank}.json")
     return {
         "plans": {name: str(c.kfac.plan) for name, c in contenders.items()},
         "seconds": seconds,
