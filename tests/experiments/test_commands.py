@@ -6,6 +6,7 @@ import zipfile
 
 import pytest
 
+from experiments.config import TrainConfig
 from experiments.records import find_records
 from kfac.planning import ClusterProfile, ModelProfile
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
@@ -13,6 +14,7 @@ from kfac.schedules import make_plan
 from kfac.simulation import simulate
 from kfac.timeline import Timeline
 from tests.experiments.conftest import ROOT
+from tests.experiments.test_config import compose
 
 
 def test_simulate_is_the_simulator(command, tmp_path):
@@ -35,12 +37,14 @@ def test_profiles_are_written_and_planned_from(command, tmp_path):
     cluster = ClusterProfile.load(tmp_path / "p" / "cluster_profile.json")
     assert [(layer.a_dim, layer.g_dim) for layer in model.layers] == [(193, 16), (17, 10)]
     assert cluster.world_size == 2
-    files = ("cluster=p/cluster_profile.json", "model_profile=p/model_profile.json")
-    done = command("train", *small, *files, "iterations=1", "tracking=none", "optimizer.lr=0.01")
-    assert f"{make_plan('spdkfac', model, cluster)}" in done.stdout
-    assert "measuring" not in done.stdout
+    files = [f"cluster={tmp_path}/p/cluster_profile.json", f"model_profile={tmp_path}/p/model_profile.json"]
+    planned = TrainConfig.from_dict(compose(*small, *files))
+    assert [profile.to_dict() for profile in planned.profiles()] == [model.to_dict(), cluster.to_dict()]
+    assert not planned.measures
     done = command("simulate", *files, "schedule=dkfac")
     assert "mlp-dkfac-w2" in done.stdout
+    expected = simulate(make_plan("dkfac", model, cluster), model, cluster)
+    assert f"{1e3 * expected.iteration_s:.2f}" in done.stdout
 
 
 PARTS = ("pyproject.toml", "LICENSE", "kfac", "experiments", "slurm", "analysis", "paper_figures", "hydra_plugins")
@@ -61,10 +65,10 @@ def installed(tmp_path_factory):
 
 
 def test_an_installed_wheel_trains_and_simulates(command, installed, tmp_path):
-    overrides = ("model=mlp", "data.image_size=8", "world_size=2", "iterations=2", "tracking=none", "cluster=default")
+    overrides = ("model=mlp", "data.image_size=8", "iterations=2", "tracking=none", "timeline.start=1")
     done = command("train", *overrides, PYTHONPATH=str(installed))
     assert "iteration 2/2" in done.stdout
     (record,) = find_records(tmp_path)
     assert set(record.head["code"]) == {"version"}  # no checkout, so no commit
-    assert (record.path / "timeline.html").exists() == bool(record.timeline_paths())
+    assert (record.path / "timeline.html").exists()
     assert "written" in command("simulate", PYTHONPATH=str(installed)).stdout

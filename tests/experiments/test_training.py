@@ -175,9 +175,6 @@ def test_schedules_and_splits_train_alike(command, tmp_path):
     assert not list(tmp_path.glob("outputs*")) + list(tmp_path.glob("multirun*"))
 
     assert command("train", *pair).stdout.count("has finished before: skipped") == 2
-    over = command("train", *small, "batch_size=16", "schedule=kfac", "sweep=one", "rerun=true")
-    assert "iteration 6/6" in over.stdout
-    assert only_record(tmp_path / "runs" / "one").restarts == 0
 
 
 def test_a_failing_run_shows_its_error_once(command, tmp_path):
