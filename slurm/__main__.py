@@ -64,7 +64,9 @@ def cancel_sweep(arguments: argparse.Namespace) -> int:
     sweep = find_sweep(arguments.sweep)
     known = queue.jobs(submission.job_id for submission in manifest.read(sweep).values())
     alive = [job_id for job_id, job in known.items() if not job.ended]
-    queue.cancel(alive)
+    if alive:
+        manifest.note_cancelled(sweep, alive)
+        queue.cancel(alive)
     print(f"cancelled {len(alive)} job{'' if len(alive) == 1 else 's'}")
     return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,4 +36,10 @@ class TrainingJob:
             raise RuntimeError("a TrainingJob runs under srun, but SLURM_PROCID is not set")
         # A requeued job continues what it began, also when it was asked to start over.
         first = variables.get("SLURM_RESTART_COUNT", "0") == "0"
-        run_rank({**self.config, "rerun": self.config["rerun"] and first}, **asdict(rank))
+        run_rank(
+            {**self.config, "rerun": self.config["rerun"] and first},
+            rank=rank.rank,
+            world_size=rank.world_size,
+            init_method=rank.init_method,
+            local_rank=rank.local_rank,
+        )

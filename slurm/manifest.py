@@ -1,10 +1,13 @@
-"""Which job computes which run: one JSON line per submission in the sweep's folder, only ever appended to."""
+"""Which job computes which run: a file in the sweep's folder that is only ever appended to.
+
+One JSON line per submission, and one per cancellation: SLURM forgets a job that was cancelled before it started.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +26,17 @@ class Submission:
     world_size: int
     resources: dict[str, Any]
     logs: str
+    cancelled: bool = False
 
 
 def append(sweep: Path, submissions: Sequence[Submission]) -> None:
     """Add submissions to a sweep's manifest."""
-    lines = [json.dumps({"schema": SCHEMA, **asdict(submission)}) + "\n" for submission in submissions]
-    with (sweep / FILE).open("a") as file:
-        file.write("".join(lines))
+    _append(sweep, [{"submission": asdict(submission)} for submission in submissions])
+
+
+def note_cancelled(sweep: Path, job_ids: Sequence[str]) -> None:
+    """Add to a sweep's manifest that jobs were cancelled."""
+    _append(sweep, [{"cancelled": list(job_ids)}])
 
 
 def read(sweep: Path) -> dict[str, Submission]:
@@ -46,6 +53,15 @@ def read(sweep: Path) -> dict[str, Submission]:
             continue
         if data.pop("schema", None) != SCHEMA:
             raise ValueError(f"{path} was written by another version of this project")
-        submission = Submission(**{**data, "overrides": tuple(data["overrides"])})
-        last[submission.run_id] = submission
+        if "cancelled" in data:
+            last = {k: replace(s, cancelled=s.cancelled or s.job_id in data["cancelled"]) for k, s in last.items()}
+        else:
+            fields = data["submission"]
+            submission = Submission(**{**fields, "overrides": tuple(fields["overrides"])})
+            last[submission.run_id] = submission
     return last
+
+
+def _append(sweep: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    with (sweep / FILE).open("a") as file:
+        file.write("".join(json.dumps({"schema": SCHEMA, **line}) + "\n" for line in lines))

@@ -61,9 +61,10 @@ def jobs(job_ids: Iterable[str]) -> dict[str, QueuedJob]:
     found = {}
     for line in done.stdout.splitlines():
         job_id, state, reason, nodes = line.split("|", 3)
-        if job_id in wanted:
-            found[job_id] = QueuedJob(state, "" if reason == "None" else reason, nodes)
-    return found
+        found[job_id] = QueuedJob(state, "" if reason == "None" else reason, nodes)
+    # Tasks that were cancelled before they started have no line of their own: the array's stands for them.
+    lines = {job_id: found.get(job_id) or found.get(job_id.split("_")[0]) for job_id in wanted}
+    return {job_id: job for job_id, job in lines.items() if job is not None}
 
 
 def cancel(job_ids: Sequence[str]) -> None:

@@ -33,8 +33,8 @@ class RunStatus:
         return self.state in OVER
 
 
-def decide(recorded: str | None, queued: QueuedJob | None) -> str:
-    """A run's state from what its record and the queue say of it.
+def decide(recorded: str | None, queued: QueuedJob | None, cancelled: bool = False) -> str:
+    """A run's state from what its record, the queue and the manifest (``cancelled``) say of it.
 
     The record wins where it says finished. A job that waits or runs wins over whatever an earlier job recorded. A job
     that SLURM calls ended, or no longer knows, without a finished record has not reached its end.
@@ -43,11 +43,11 @@ def decide(recorded: str | None, queued: QueuedJob | None) -> str:
         return "finished"
     if queued is not None and not queued.ended:
         return "pending" if queued.waits else "running"
+    if cancelled or (queued is not None and queued.state == "CANCELLED"):
+        return "cancelled"
     if recorded in ("failed", "interrupted"):
         return recorded
-    if queued is None:
-        return "lost"
-    return "cancelled" if queued.state == "CANCELLED" else "failed"
+    return "lost" if queued is None else "failed"
 
 
 def sweep_status(sweep: Path, queued: Mapping[str, QueuedJob] | None = None) -> list[RunStatus]:
@@ -70,7 +70,7 @@ def sweep_status(sweep: Path, queued: Mapping[str, QueuedJob] | None = None) -> 
         record, submission = records.get(run_id, {}), submissions.get(run_id)
         job = queued.get(submission.job_id) if submission else None
         recorded = record.get("status")
-        state = decide(recorded, job) if submission else str(recorded)
+        state = decide(recorded, job, submission.cancelled) if submission else str(recorded)
         row = _last_training_row(sweep / run_id / "metrics.jsonl")
         rows.append(
             RunStatus(

@@ -21,7 +21,7 @@ MODULE = "import pytest\npytest.importorskip('no_such_module')\n"
 
 def run_suite(folder: Path, module: str = "", **environment: str) -> str:
     (folder / "conftest.py").write_text(
-        (Path(__file__).parent / "conftest.py").read_text().replace("/usr/sbin", "/none")
+        (Path(__file__).parent / "conftest.py").read_text().replace("/usr/sbin", "/none").replace("/sbin", "/none")
     )
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu: g\n  slurm: s\n  netns: n\n")
     (folder / "test_suite.py").write_text(SUITE)

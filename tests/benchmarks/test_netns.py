@@ -23,6 +23,7 @@ dist.all_reduce(data)
 seconds = time.perf_counter() - start
 assert (data == 4).all()
 print(data.numel() * data.element_size() * 8 / seconds / 1e6)
+dist.destroy_process_group()
 """
 
 

@@ -28,6 +28,7 @@ def queued(state: str) -> QueuedJob:
         ("running", "FAILED", "failed"),  # killed before it could write
         ("running", "COMPLETED", "failed"),  # ended without finishing its record
         ("running", "CANCELLED", "cancelled"),
+        ("interrupted", "CANCELLED", "cancelled"),  # it saved itself first
         ("interrupted", "TIMEOUT", "interrupted"),
         ("running", "TIMEOUT", "failed"),
         ("running", None, "lost"),
@@ -96,6 +97,8 @@ def test_the_queue_is_asked_only_for_what_is_wanted(stand_ins):
     (stand_ins / "queue").write_text("5_0|RUNNING|None|node0\n5_1|PENDING|Priority|\n6|FAILED|NonZeroExitCode|node1\n")
     assert jobs([]) == {}
     assert jobs(["5_1", "9"]) == {"5_1": QueuedJob("PENDING", "Priority", "")}
+    (stand_ins / "queue").write_text("5_0|RUNNING|None|node0\n5|CANCELLED|None|\n")
+    assert {job_id: job.state for job_id, job in jobs(["5_0", "5_1"]).items()} == {"5_0": "RUNNING", "5_1": "CANCELLED"}
 
 
 def test_a_queue_that_cannot_be_asked_says_nothing_about_jobs(tmp_path, monkeypatch):
@@ -116,4 +119,8 @@ def test_commands(stand_ins, capsys):
     assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["running", "finished"]
     assert main(["cancel", str(sweep)]) == 0
     assert (stand_ins / "cancelled").read_text() == "5_0\n"
+    (stand_ins / "queue").write_text("")  # SLURM has forgotten them
+    assert [row.state for row in sweep_status(sweep)] == ["cancelled", "finished"]
+    manifest.append(sweep, [submission("a", "7")])
+    assert [row.state for row in sweep_status(sweep)] == ["lost", "finished"]
     assert main(["status", "no-such-sweep"]) == 2
