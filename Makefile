@@ -24,11 +24,12 @@ test: $(STAMP) ## the whole test suite (ARGS="tests/kfac -k name" for a part)
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: $(STAMP) ## ruff (lint and format), mypy (strict), the import rules
-	@$(BIN)/ruff check --quiet $(wildcard $(ROOMS))
-	@$(BIN)/ruff format --quiet --check $(wildcard $(ROOMS)) || { \
-		$(BIN)/ruff format --check $(wildcard $(ROOMS)); exit 1; }
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	@status=0; \
+	$(BIN)/ruff check --quiet $(wildcard $(ROOMS)) || status=1; \
+	$(BIN)/ruff format --quiet --diff $(wildcard $(ROOMS)) || status=1; \
+	$(BIN)/mypy --no-error-summary || status=1; \
+	imports=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$imports"; status=1; }; \
+	exit $$status
 
 bench: $(STAMP) ## measured speed of the schedules over rate-limited links
 	@$(BIN)/python -m benchmarks $(ARGS)
