@@ -1,7 +1,7 @@
-"""``python -m experiments.reproduce``: the project's main job, from this machine's profile to the paper's comparison.
+"""``python -m experiments.reproduce``: the main job, from this machine's profile to the paper's comparison.
 
-Each step is one of the project's own commands, run as a user would run it. An interrupted job that is started again goes
-on: finished runs are kept, an interrupted one continues from its checkpoint.
+Each step is one of the project's own commands, run as a user would run it. An interrupted job that is started again
+goes on: finished runs are kept, an interrupted one continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def steps(runs: Path, out: Path, epochs: int, workload: Sequence[str]) -> list[S
     """
     profiles = runs / SWEEP / "profiles"
     cluster, model = profiles / "cluster_profile.json", profiles / "model_profile.json"
-    common = [*workload, f"runs={runs}", f"sweep={SWEEP}", f"epochs={epochs}"]
+    common = [*workload, f"runs={runs}", f"sweep={SWEEP}", f"epochs={epochs}", "optimizer.schedule=cosine"]
     planned = [f"cluster={cluster}", f"model_profile={model}"]
     profile = [*workload, f"world_size={WORLD_SIZE}", f"output={profiles}"]
     result = [Step("profile this machine", "experiments.profile", tuple(profile), cluster)]

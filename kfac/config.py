@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from kfac.curvature.inverses import DAMPING_METHODS
+from kfac.curvature.damping import DAMPING_METHODS
 from kfac.curvature.scaling import SCALINGS
 
 Number = TypeVar("Number", int, float)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from kfac.collection import StatisticsCollector
 from kfac.communication import Communicator, get_communicator
 from kfac.config import KFACConfig, at_step
-from kfac.curvature.inverses import factor_damping, kl_clip_factor, precondition
+from kfac.curvature.damping import factor_damping
+from kfac.curvature.inverses import kl_clip_factor, precondition
 from kfac.curvature.packing import pack, packed_elements
 from kfac.curvature.scaling import factor_scale
 from kfac.factors import FactorState

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from kfac import KFAC, KFACConfig
-from kfac.curvature.inverses import damped_inverse, factor_damping, kl_clip_factor
+from kfac.curvature.damping import factor_damping
+from kfac.curvature.inverses import damped_inverse, kl_clip_factor
 from kfac.curvature.packing import pack, packed_elements, packed_trace, unpack
 from tests.kfac.models import make_data, make_model
 from tests.kfac.reference import factors
