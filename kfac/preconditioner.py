@@ -14,22 +14,20 @@ from kfac.communication import Communicator, get_communicator
 from kfac.config import KFACConfig, at_step
 from kfac.curvature.damping import factor_damping
 from kfac.curvature.inverses import kl_clip_factor, precondition
-from kfac.curvature.packing import pack, packed_elements
 from kfac.curvature.scaling import factor_scale
+from kfac.exchange import FactorExchange, Received
 from kfac.factors import FactorState
 from kfac.gradients import GradientAverager
 from kfac.inversion import FactorInversionError, invert
 from kfac.layers import GradientAccess, KFACLayer, PlainGradients, register_layers, unwrap
 from kfac.messages import MessageQueue
-from kfac.planning import ClusterProfile, Message, ModelProfile, Plan, ScheduleConfig
+from kfac.planning import ClusterProfile, Message, ModelProfile, Plan
 from kfac.recording import Recorder
+from kfac.setup import Schedule, check_plan, common_plan, require_agreement
 
 __all__ = ["KFAC", "FactorInversionError", "NonFiniteError"]
 
 logger = logging.getLogger(__name__)
-
-Received = dict[int, tuple[Tensor, float]]
-"""Per factor its packed sum over all ranks, and the number of samples in it."""
 
 
 class NonFiniteError(RuntimeError):
@@ -61,7 +59,7 @@ class KFAC:
         self,
         model: nn.Module,
         config: KFACConfig | None = None,
-        schedule: str | Mapping[str, Any] | ScheduleConfig | Plan = "spdkfac",
+        schedule: Schedule = "spdkfac",
         *,
         average_gradients: bool = False,
         model_profile: ModelProfile | None = None,
@@ -82,7 +80,10 @@ class KFAC:
         names = [layer.name for layer in self.layers] or ["parameters"]
         self._groups = dict(zip(names, groups, strict=True))
         self._dtype = max((torch.float32, *(layer.weight.dtype for layer in self.layers)), key=lambda d: d.itemsize)
-        self._agree()
+        layers = [(layer.name, layer.a_dim, layer.g_dim) for layer in self.layers]
+        sizes = [size for *_, size in self.layer_sizes]
+        options = {"config": self.config.to_dict(), "schedule": str(schedule)}
+        require_agreement(self._communicator, {"layers": layers, "parameters": sizes, **options})
         self.plan = self._make_plan(model_profile, cluster_profile)
         if self.plan.schedule.curvature and not self.layers:
             raise ValueError("K-FAC finds no layer to precondition:\n" + self.summary())
@@ -90,6 +91,7 @@ class KFAC:
         self.skipped_steps = 0
         self._warned: set[str] = set()
         self._collector: StatisticsCollector | None = None
+        self._exchange: FactorExchange | None = None
         self._averager: GradientAverager | None = None
         self._average_gradients = average_gradients and self._communicator.world_size > 1
         self._factors: dict[tuple[str, str], FactorState] = {}
@@ -98,59 +100,14 @@ class KFAC:
 
     # ------------------------------------------------------------------ set-up
 
-    def _agree(self) -> None:
-        """Every rank must have been given the same model and options, or collectives would not match."""
-        layers = [(layer.name, layer.a_dim, layer.g_dim) for layer in self.layers]
-        sizes = [sum(p.numel() for p in group) for group in self._groups.values()]
-        mine = {"layers": layers, "parameters": sizes, "config": self.config.to_dict(), "schedule": str(self._schedule)}
-        everyone = self._communicator.all_gather_object(mine)
-        for rank, other in enumerate(everyone):
-            for key, value in everyone[0].items():
-                if other[key] != value:
-                    raise ValueError(
-                        f"rank {rank} was given another {key} than rank 0: KFAC needs the same model and options "
-                        f"everywhere ({other[key]} against {value})"
-                    )
-
     def _make_plan(self, model: ModelProfile | None, cluster: ClusterProfile | None) -> Plan:
-        """Rank 0's plan, on every rank."""
-        from kfac.planning.shipped_profiles import estimate_model_profile, load_shipped_cluster
-        from kfac.schedules import make_plan
-
-        world_size = self._communicator.world_size
-        plan: Plan | Exception | None = None
-        if self._communicator.rank == 0:
-            try:
-                if isinstance(self._schedule, Plan):
-                    plan = self._schedule
-                else:
-                    model = model or estimate_model_profile("model", self.layer_sizes)
-                    cluster = cluster or load_shipped_cluster()
-                    plan = make_plan(self._schedule, model, cluster, world_size)
-            except Exception as error:  # every rank raises it, so that none waits for rank 0
-                plan = error
-        plan = self._communicator.broadcast_object(plan)
-        if isinstance(plan, Exception):
-            raise plan
-        assert plan is not None
-        self._check_plan(plan)
-        return plan
+        return common_plan(self._schedule, self.layer_sizes, self._communicator, model, cluster)
 
     @property
     def layer_sizes(self) -> list[tuple[str, int, int, int]]:
         """Per layer: name, dimensions of A and of G (0 without factors), elements of the gradients that go with it."""
         dims = {layer.name: (layer.a_dim, layer.g_dim) for layer in self.layers}
         return [(n, *dims.get(n, (0, 0)), sum(p.numel() for p in group)) for n, group in self._groups.items()]
-
-    def _check_plan(self, plan: Plan) -> None:
-        if plan.world_size != self._communicator.world_size:
-            raise ValueError(f"the plan is for {plan.world_size} rank(s), there are {self._communicator.world_size}")
-        expected = {(name, side, dim) for name, a, g, _ in self.layer_sizes for side, dim in (("A", a), ("G", g))}
-        planned = {(f.layer, f.side, f.dim) for f in plan.factors}
-        wrong = (planned - expected) or (expected - planned if plan.schedule.curvature and self.layers else set())
-        if wrong or set(plan.layers) != set(self._groups):
-            detail = ", ".join(f"{side} of {name} ({dim})" for name, side, dim in sorted(wrong)[:3])
-            raise ValueError(f"the plan or profile is of another model: {detail or 'its layers are named differently'}")
 
     def _attach(self) -> None:
         """Hook the model for the present plan, keeping the factors' state."""
@@ -167,6 +124,8 @@ class KFAC:
                 recorder=self._recorder,
                 on_ready=lambda side, index: self._queue.ready(side, 2 * index + (side == "G")),
             )
+            like = torch.empty(0, dtype=self._dtype, device=self._ordered[0].weight.device)
+            self._exchange = FactorExchange(self.plan, self._collector, self._communicator, like)
         if self._average_gradients:
             self._averager = GradientAverager(
                 [self._groups[name] for name in self.plan.layers],
@@ -180,26 +139,27 @@ class KFAC:
         collecting = self.steps % at_step(self.config.factor_interval, self.steps) == 0
         if self._collector:
             self._collector.begin(collecting)
+        if self._exchange:
+            self._exchange.begin()
         if self._averager:
             self._averager.begin()
         wanted = {"gradient"} if self._averager else set()
         wanted |= {"A", "G"} if self._collector and collecting else set()
         self._queue.begin([m for m in self.plan.messages if m.kind in wanted])
-        self._local_sums: list[tuple[tuple[int, ...], Tensor]] = []
 
     def close(self) -> None:
         """Remove every hook; the model is as it was."""
         for part in (self._collector, self._averager):
             if part:
                 part.close()
-        self._collector = self._averager = None
+        self._collector = self._exchange = self._averager = None
         self._queue.begin(())
 
     def replan(
         self,
         model_profile: ModelProfile | None,
         cluster_profile: ClusterProfile | None,
-        schedule: str | Mapping[str, Any] | ScheduleConfig | Plan | None = None,
+        schedule: Schedule | None = None,
     ) -> Plan:
         """Plan anew, from rank 0's profiles (those of other ranks are ignored); collective, between two steps.
 
@@ -251,81 +211,47 @@ class KFAC:
         if message.kind == "gradient":
             assert self._averager is not None
             return self._averager.pack(message.items)
+        assert self._exchange is not None
         with self._recorder.span("FactorComp", f"pack {message.kind}"):
-            return self._pack_factors(message)
-
-    def _pack_factors(self, message: Message) -> Tensor:
-        """The packed sums of the message's factors, then their numbers of samples."""
-        assert self._collector is not None
-        device = self._ordered[0].weight.device
-        sizes = [packed_elements(self.plan.factors[i].dim) for i in message.items]
-        buffer = torch.empty(sum(sizes) + len(sizes), dtype=self._dtype, device=device)
-        counts = []
-        *parts, _ = buffer.split([*sizes, len(sizes)])
-        for i, part in zip(message.items, parts, strict=True):
-            total, samples = self._collector.take(self.plan.factors[i].side, i // 2)
-            counts.append(samples)
-            if total is None:
-                part.zero_()
-            else:
-                pack(total, part)
-        self._local_sums.append((message.items, buffer[: sum(sizes)].sum()))
-        buffer[sum(sizes) :] = torch.tensor(counts, dtype=self._dtype)
-        return buffer
+            return self._exchange.pack(message.items)
 
     def _receive(self) -> Received:
         """Wait for all messages: gradients are averaged in place, factors' sums returned."""
-        received: Received = {}
-        pending: list[tuple[Message, Tensor]] = []
+        factors: list[tuple[Message, Tensor]] = []
         for message, buffer in self._queue.receive():
             if message.kind == "gradient":
                 assert self._averager is not None
                 self._averager.unpack(message.items, buffer, self._communicator.world_size)
             else:
-                pending.append((message, buffer))
-        if not pending:
-            return received
-        counts = torch.cat([buffer[-len(m.items) :] for m, buffer in pending]).tolist()
-        for message, buffer in pending:
-            sizes = [self.plan.factors[i].elements for i in message.items]
-            *parts, _ = buffer.split([*sizes, len(sizes)])
-            for i, part in zip(message.items, parts, strict=True):
-                received[i] = (part, counts.pop(0))
-        return received
+                factors.append((message, buffer))
+        return self._exchange.unpack(factors) if self._exchange else {}
 
     def _update(self, received: Received) -> bool:
         """Update the running averages; False if the step is skipped because a statistic is not finite."""
+        assert self._exchange is not None
+        fault = self._exchange.fault(received)
+        if fault is not None:
+            self._refuse(f"step {self.steps}: {fault}")
+            return False
         if not received:
             return True
-        sums = torch.stack([part.sum() for part, _ in received.values()])
-        if not bool(torch.isfinite(sums).all()):
-            self._refuse(received)
-            return False
         decay = at_step(self.config.factor_decay, self.steps)
+        world_size, from_identity = self._communicator.world_size, self.config.average_from == "identity"
         with self._recorder.span("FactorComp", "running averages"):
             for i, (total, samples) in received.items():
                 if samples == 0:
                     self._warn_unused(self.plan.factors[i].layer)
                     continue
-                scale = factor_scale(
-                    self.config.scaling, self.plan.factors[i].side, samples, self._communicator.world_size
-                )
-                self._states[i].update(total, scale, decay, self.config.average_from == "identity")
+                scale = factor_scale(self.config.scaling, self.plan.factors[i].side, samples, world_size)
+                self._states[i].update(total, scale, decay, from_identity)
         return True
 
-    def _refuse(self, received: Received) -> None:
-        """Skip or end the step on all ranks together, naming factors and the ranks that their statistics came from."""
-        bad = {i for i, (part, _) in received.items() if not bool(torch.isfinite(part).all())}
-        guilty = any(not bool(torch.isfinite(total)) for items, total in self._local_sums if bad.intersection(items))
-        ranks = [rank for rank, flag in enumerate(self._communicator.all_gather_object(guilty)) if flag]
-        names = [f"{self.plan.factors[i].side} of {self.plan.factors[i].layer}" for i in sorted(bad)]
-        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        where = f"rank(s) {', '.join(map(str, ranks))}" if ranks else "the sum over the ranks (overflow)"
-        text = f"step {self.steps}: the statistics of {shown} are not finite on {where}"
+    def _refuse(self, fault: str) -> None:
+        """End or skip the step, on all ranks together."""
         if self.config.nonfinite == "raise":
-            raise NonFiniteError(text)
+            raise NonFiniteError(fault)
         self.skipped_steps += 1
-        logger.warning("%s; the step is skipped", text)
+        logger.warning("%s; the step is skipped", fault)
         for group in self._groups.values():
             for parameter in group:
                 parameter.grad = None
@@ -428,7 +354,7 @@ class KFAC:
             factor.load_state_dict(state["factors"][f"{name}/{side}"], like)
         self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
         if plan.world_size == self._communicator.world_size and plan != self.plan:
-            self._check_plan(plan)
+            check_plan(plan, self.layer_sizes, plan.world_size)
             self.close()
             self.plan = plan
             self._attach()

@@ -18,10 +18,8 @@ from kfac.communication import Communicator, Work
 from kfac.curvature.inverses import damped_inverse
 from kfac.curvature.packing import pack, packed_elements, unpack
 from kfac.planning import ClusterProfile, LayerProfile, LinearCost, ModelProfile, PolynomialCost
+from kfac.setup import LayerSizes
 from kfac.timeline import COMPUTE_LANE, Timeline
-
-LayerSizes = Sequence[tuple[str, int, int, int]]
-"""Per layer: name, dimensions of A and of G, elements of the gradients."""
 
 MESSAGE_ELEMENTS = tuple(2**k for k in range(8, 23, 2))
 """Sizes at which collectives are timed: 1 KiB to 16 MiB of float32."""
