@@ -68,7 +68,7 @@ def rate_for(result: Mapping[str, Any], ratio: float, world_size: int) -> float:
     A ring all-reduce sends ``2 (P - 1) / P`` times the message from every rank.
     """
     sent_bytes = result["bytes"] * 2 * (world_size - 1) / world_size
-    return sent_bytes * 8 / (ratio * computing_s(result, "dkfac")) / 1e6
+    return float(sent_bytes * 8 / (ratio * computing_s(result, "dkfac")) / 1e6)
 
 
 def report(result: Mapping[str, Any], title: str) -> str:

@@ -44,7 +44,8 @@ def test_the_check_sees_every_form_of_import(tmp_path, line):
 
 
 @pytest.mark.parametrize(
-    "module", ["kfac", "kfac.planning", "kfac.simulation", "kfac.schedules", "kfac.timeline", "kfac.config", "analysis", "slurm"]
+    "module",
+    ["kfac", "kfac.planning", "kfac.simulation", "kfac.schedules", "kfac.timeline", "kfac.config", "analysis", "slurm"],
 )
 def test_starts_without_torch(module):
     check = f"import sys, {module}; sys.exit('torch' in sys.modules or 'deepspeed' in sys.modules)"
