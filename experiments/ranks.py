@@ -62,6 +62,7 @@ def rank_from_environment(environ: Mapping[str, str], world_size: int, folder: P
         method = f"tcp://{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
     elif launcher == "SLURM":
         job = [environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
+        folder.mkdir(parents=True, exist_ok=True)  # torch would wait for a folder that is not there
         method = f"file://{folder.resolve()}/.rendezvous.{'.'.join(job)}.{restarts}"
     else:
         raise ConfigError("RANK is set, but MASTER_ADDR and MASTER_PORT are not: start with torchrun, or unset RANK")

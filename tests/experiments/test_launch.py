@@ -23,7 +23,10 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 
 def started(payload, rank):
-    Path(FOLDER, f"pid{rank.rank}").write_text(str(os.getpid()))
+    whole = Path(FOLDER, f"pid{rank.rank}")  # written elsewhere first: nobody reads half of it
+    part = whole.with_suffix(".part")
+    part.write_text(str(os.getpid()))
+    part.replace(whole)
 
 def square(payload, rank):
     started(payload, rank)
