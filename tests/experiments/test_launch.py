@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent
 
 def started(payload, rank):
     whole = Path(FOLDER, f"pid{rank.rank}")  # written elsewhere first: nobody reads half of it
-    part = whole.with_suffix(".part")
+    part = Path(FOLDER, f"part{rank.rank}")
     part.write_text(str(os.getpid()))
     part.replace(whole)
 
