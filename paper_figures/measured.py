@@ -47,6 +47,16 @@ class Measured:
         kinds = {kind: None for breakdown in recorded for kind in breakdown}
         return {kind: sum(b.get(kind, 0.0) for b in recorded) / len(recorded) for kind in kinds}
 
+    def communication_share(self) -> float | None:
+        """Factors' and gradients' channel seconds over FF, BP and FactorComp; None where no timeline was recorded."""
+        shares = []
+        for run in self.runs:
+            computing = sum(run.breakdown_s.get(kind, 0.0) for kind in ("FF", "BP", "FactorComp"))
+            sent = (run.breakdown_s.get(k, 0.0) + run.hidden_s.get(k, 0.0) for k in ("FactorComm", "GradComm"))
+            if computing > 0:
+                shares.append(sum(sent) / computing)
+        return median(shares) if shares else None
+
     def origin(self) -> dict[str, object]:
         """What leads to the numbers."""
         return {"runs": [run.run_id for run in self.runs]}

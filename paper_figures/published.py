@@ -132,6 +132,12 @@ def breakdown_s(key: str, algorithm: str) -> dict[str, Sourced]:
     return {kind: _sourced(entry, exposed[kind]) for kind in KINDS}
 
 
+def communication_share(key: str) -> float:
+    """Published (FactorComm + GradComm) / (FF&BP + FactorComp) of D-KFAC: what can be hidden, over what can hide it."""
+    seconds = {kind: number.value for kind, number in breakdown_s(key, "D-KFAC").items()}
+    return (seconds["FactorComm"] + seconds["GradComm"]) / (seconds["FF&BP"] + seconds["FactorComp"])
+
+
 def inverse_s(key: str, placement: str) -> dict[str, Sourced]:
     """Published InverseComp and exposed InverseComm seconds under ``Non-Dist``, ``Seq-Dist`` or ``LBP``."""
     entry = _entry("inverse", key)

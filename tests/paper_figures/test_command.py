@@ -2,6 +2,7 @@ import csv
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import matplotlib.image
 import pytest
@@ -191,3 +192,21 @@ def test_listing_and_help_without_torch():
     assert all(name in shown.stdout for name in ITEMS)
     code = "import sys, paper_figures.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_share_of_communication_stands_beside_the_measured_times(tmp_path):
+    """Made by hand: 10 + 20 + 30 ms of computing; 3 ms of traffic exposed and 12 ms hidden: 15 / 60."""
+    from paper_figures.measured import Measured
+
+    run = SimpleNamespace(
+        breakdown_s={"FF": 0.01, "BP": 0.02, "FactorComp": 0.03, "FactorComm": 0.002, "GradComm": 0.001, "Other": 0.5},
+        hidden_s={"FactorComm": 0.008, "GradComm": 0.004, "InverseComm": 1.0},
+    )
+    assert Measured((run,)).communication_share() == pytest.approx(0.25)
+    assert Measured((SimpleNamespace(breakdown_s={}, hidden_s={}),)).communication_share() is None
+
+
+def test_the_published_share_of_communication():
+    """ResNet-50: (0.1700 + 0.0648) / (0.1320 + 0.2115) s."""
+    assert published.communication_share("resnet50") == pytest.approx(0.2348 / 0.3435)
+    assert published.communication_share("resnet152") == pytest.approx(0.5981 / 0.3067)

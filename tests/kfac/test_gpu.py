@@ -1,0 +1,57 @@
+"""What only a GPU can show: the same numbers as on the CPU, and timelines from CUDA events. Skips without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kfac import KFAC, KFACConfig
+from kfac.communication import LocalCommunicator
+from kfac.profiling import profile_cluster
+from kfac.recording import Recorder
+from tests.kfac.models import make_data, make_model
+
+pytestmark = pytest.mark.gpu
+
+
+def trained(device: str, steps: int = 5) -> torch.Tensor:
+    model = make_model().to(device)
+    kfac = KFAC(model, KFACConfig(factor_interval=1, inverse_interval=2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    for step in range(steps):
+        x, y = (t.to(device) for t in make_data(8, step))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        kfac.step()
+        optimizer.step()
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().cpu()
+
+
+def test_a_gpu_gives_the_cpus_parameters():
+    assert (trained("cuda") - trained("cpu")).abs().max() < 1e-9
+    assert (trained("cuda", 4) - trained("cpu")).abs().max() > 1e-4
+
+
+def test_the_timeline_comes_from_events_and_covers_the_iteration():
+    recorder = Recorder("cuda")
+    model = make_model().cuda()
+    kfac = KFAC(model, recorder=recorder)
+    for step in range(3):
+        x, y = (t.cuda() for t in make_data(8, step))
+        recorder.start()
+        model.zero_grad()
+        with recorder.span("FF", "forward"):
+            loss = F.cross_entropy(model(x), y)
+        with recorder.span("BP", "backward"):
+            loss.backward()
+        kfac.step()
+        timeline = recorder.stop()
+    assert {"FF", "BP", "FactorComp", "InverseComp", "Precondition"} <= {span.kind for span in timeline.spans}
+    assert sum(timeline.breakdown_s().values()) == pytest.approx(timeline.iteration_s, rel=1e-6)
+
+
+def test_the_profile_of_a_gpu_says_so():
+    profile = profile_cluster(LocalCommunicator(), "cuda", [64, 256], repeats=2)
+    assert profile.provenance["hardware"] == torch.cuda.get_device_name()
+    assert profile.inverse(256) > 0
