@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from kfac.config import KFACConfig
 from kfac.curvature import statistics
 
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
 
 class GradientAccess(Protocol):
     """Where gradients are read from and written to, after they have been averaged over the ranks."""
@@ -49,7 +51,7 @@ class KFACLayer:
     sample_dims = 2
     """Dimensions of an input with a sample dimension and no shared positions beyond what the layer needs."""
 
-    def __init__(self, name: str, module: nn.Linear | nn.Conv2d) -> None:
+    def __init__(self, name: str, module: nn.Linear | Convolution) -> None:
         self.name = name
         self.module = module
         self.weight: Tensor = module.weight
@@ -127,45 +129,51 @@ class LinearLayer(KFACLayer):
         statistics.add_moment(g.reshape(-1, self.g_dim), total, weight)
 
 
-class Conv2dLayer(KFACLayer):
-    """``nn.Conv2d`` without groups on ``[samples, channels, height, width]``; output pixels are shared positions."""
+class ConvolutionLayer(KFACLayer):
+    """``nn.Conv1d``, ``Conv2d`` or ``Conv3d`` without groups on ``[samples, channels, *sizes]``.
+
+    Output pixels are shared positions. The inputs of A are in (kernel position, channel) order.
+    """
 
     convolution = True
-    sample_dims = 4
-    module: nn.Conv2d
+    module: Convolution
+
+    @property
+    def sample_dims(self) -> int:  # type: ignore[override]
+        """Dimensions of an input with a sample dimension."""
+        return self.weight.dim()
 
     def positions(self, output: Tensor) -> int:  # noqa: D102
         return math.prod(output.shape[2:])
 
-    def _padding(self) -> tuple[int, int, int, int]:
+    def _padding(self) -> list[int]:
+        """(before, after) of the last size first."""
         m = self.module
+        totals = [d * (k - 1) for d, k in zip(m.dilation, m.kernel_size, strict=True)]
         if m.padding == "valid":
-            return 0, 0, 0, 0
-        if m.padding == "same":
-            (top, bottom), (left, right) = (
-                (total // 2, total - total // 2)
-                for total in (d * (k - 1) for d, k in zip(m.dilation, m.kernel_size, strict=True))
-            )
-            return left, right, top, bottom
-        rows, columns = int(m.padding[0]), int(m.padding[1])
-        return columns, columns, rows, rows
+            pairs = [(0, 0) for _ in totals]
+        elif m.padding == "same":
+            pairs = [(total // 2, total - total // 2) for total in totals]
+        else:
+            pairs = [(int(p), int(p)) for p in m.padding]
+        return [side for pair in reversed(pairs) for side in pair]
 
     def add_a_statistic(self, x: Tensor, total: Tensor, weight: float) -> None:  # noqa: D102
         m = self.module
-        kernel, stride = (m.kernel_size[0], m.kernel_size[1]), (m.stride[0], m.stride[1])
-        dilation = (m.dilation[0], m.dilation[1])
-        for patches in statistics.patches_2d(x, kernel, stride, self._padding(), dilation, m.padding_mode):
+        for patches in statistics.convolution_patches(
+            x, m.kernel_size, m.stride, self._padding(), m.dilation, m.padding_mode
+        ):
             statistics.add_moment(patches, total, weight, self.bias is not None)
 
     def add_g_statistic(self, g: Tensor, total: Tensor, weight: float) -> None:  # noqa: D102
         statistics.add_moment(statistics.position_rows(g), total, weight)
 
     def matrix_from_weight(self, weight: Tensor) -> Tensor:  # noqa: D102
-        return weight.permute(0, 2, 3, 1).reshape(self.g_dim, -1)
+        return weight.movedim(1, -1).reshape(self.g_dim, -1)
 
     def weight_from_matrix(self, matrix: Tensor) -> Tensor:  # noqa: D102
-        out, channels, rows, columns = self.weight.shape
-        return matrix.reshape(out, rows, columns, channels).permute(0, 3, 1, 2)
+        out, channels, *kernel = self.weight.shape
+        return matrix.reshape(out, *kernel, channels).movedim(-1, 1)
 
 
 @dataclass(frozen=True)
@@ -179,7 +187,7 @@ class FirstOrder:
 
 def _reason_against(name: str, module: nn.Module, config: KFACConfig) -> str | None:
     """Why ``module``, which has parameters of its own, is not preconditioned; None if it is."""
-    if not isinstance(module, (nn.Linear, nn.Conv2d)):
+    if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         return f"{type(module).__name__} has no Kronecker factors here"
     layer = _make(name, module)
     widest = max(layer.a_dim, layer.g_dim)
@@ -193,8 +201,8 @@ def _reason_against(name: str, module: nn.Module, config: KFACConfig) -> str | N
 
 
 def _make(name: str, module: nn.Module) -> KFACLayer:
-    if isinstance(module, nn.Conv2d):
-        return Conv2dLayer(name, module)
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return ConvolutionLayer(name, module)
     assert isinstance(module, nn.Linear)
     return LinearLayer(name, module)
 

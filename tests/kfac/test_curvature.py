@@ -51,26 +51,31 @@ def test_packing_refuses_a_buffer_of_another_size():
 
 
 CONVOLUTIONS = {
-    "3x3": {"kernel_size": 3, "padding": 1},
-    "stride": {"kernel_size": 3, "stride": (2, 1), "padding": (0, 2)},
-    "dilation": {"kernel_size": (3, 2), "dilation": (1, 2), "padding": 2},
-    "1x1": {"kernel_size": 1, "stride": 2, "bias": False},
-    "same": {"kernel_size": (3, 4), "padding": "same", "dilation": (2, 1)},
-    "valid": {"kernel_size": 3, "padding": "valid"},
-    "circular": {"kernel_size": 3, "padding": 1, "padding_mode": "circular"},
-    "reflect": {"kernel_size": (1, 3), "padding": (0, 1), "padding_mode": "reflect", "bias": False},
+    "3x3": (nn.Conv2d, {"kernel_size": 3, "padding": 1}),
+    "stride": (nn.Conv2d, {"kernel_size": 3, "stride": (2, 1), "padding": (0, 2)}),
+    "dilation": (nn.Conv2d, {"kernel_size": (3, 2), "dilation": (1, 2), "padding": 2}),
+    "1x1": (nn.Conv2d, {"kernel_size": 1, "stride": 2, "bias": False}),
+    "same": (nn.Conv2d, {"kernel_size": (3, 4), "padding": "same", "dilation": (2, 1)}),
+    "valid": (nn.Conv2d, {"kernel_size": 3, "padding": "valid"}),
+    "circular": (nn.Conv2d, {"kernel_size": 3, "padding": 1, "padding_mode": "circular"}),
+    "reflect": (nn.Conv2d, {"kernel_size": (1, 3), "padding": (0, 1), "padding_mode": "reflect", "bias": False}),
+    "1d": (nn.Conv1d, {"kernel_size": 3, "padding": 2, "dilation": 2, "stride": 2}),
+    "1d same": (nn.Conv1d, {"kernel_size": 4, "padding": "same", "padding_mode": "replicate"}),
+    "3d": (nn.Conv3d, {"kernel_size": (2, 3, 1), "padding": (1, 0, 1), "stride": (1, 2, 1)}),
 }
 
 
-@pytest.mark.parametrize("options", CONVOLUTIONS.values(), ids=CONVOLUTIONS.keys())
-def test_convolution_factors_from_weight_gradients(options):
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize(("cls", "options"), CONVOLUTIONS.values(), ids=CONVOLUTIONS.keys())
+def test_convolution_factors_from_weight_gradients(cls, options):
     """The gradient of one sample is ``sum_s g_s x_s^T``: probing with one-hot output gradients gives back every patch.
 
     So A must be the sum over output pixels of the outer products of the weight gradients that autograd itself computes.
     """
     torch.manual_seed(0)
-    conv = nn.Conv2d(2, 3, **options).to(D)
-    x = torch.randn(2, 2, 6, 5, dtype=D)
+    conv = cls(2, 3, **options).to(D)
+    sizes = (6, 5, 3)[: conv.weight.dim() - 2]
+    x = torch.randn(2, 2, *sizes, dtype=D)
     expected = 0.0
     for n in range(len(x)):
         output = conv(x[n : n + 1])
@@ -85,10 +90,28 @@ def test_convolution_factors_from_weight_gradients(options):
     output = conv(x)
     gradient = torch.randn(output.shape, dtype=D)
     output.backward(gradient)
+    plain = {name: p.grad.clone() for name, p in conv.named_parameters()}
     kfac.step()
-    rows = gradient.permute(0, 2, 3, 1).reshape(-1, 3) * len(x)
-    torch.testing.assert_close(kfac.factor("", "A"), expected, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(kfac.factor("", "G"), rows.T @ rows / len(rows), rtol=1e-10, atol=1e-12)
+    rows = gradient.movedim(1, -1).reshape(-1, 3) * len(x)
+    A, G = kfac.factor("", "A"), kfac.factor("", "G")
+    torch.testing.assert_close(A, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(G, rows.T @ rows / len(rows), rtol=1e-10, atol=1e-12)
+    assert_preconditioned(conv, plain, A, G, KFACConfig())
+
+
+def assert_preconditioned(module, plain, A, G, config):
+    """The gradient is ``nu G^-1 grad A^-1`` of the damped factors, nu the KL clip's."""
+    gradient = plain["weight"].flatten(1)
+    if "bias" in plain:
+        gradient = torch.cat([gradient, plain["bias"][:, None]], 1)
+    add_a, add_g = factor_damping("pi", config.damping, A.trace().item(), len(A), G.trace().item(), len(G))
+    result = torch.linalg.solve(G + add_g * torch.eye(len(G), dtype=D), gradient)
+    result = torch.linalg.solve(A + add_a * torch.eye(len(A), dtype=D), result.T).T
+    nu = min(1.0, math.sqrt(config.kl_clip / (config.lr**2 * (result * gradient).sum().item())))
+    columns = plain["weight"][0].numel()
+    torch.testing.assert_close(module.weight.grad.flatten(1), nu * result[:, :columns], rtol=1e-8, atol=1e-12)
+    if "bias" in plain:
+        torch.testing.assert_close(module.bias.grad, nu * result[:, columns], rtol=1e-8, atol=1e-12)
 
 
 def test_one_datum_equals_the_empirical_fisher_of_torch_func():
