@@ -79,7 +79,8 @@ class Learner:
             with self.recorder.span("FF", "forward"):
                 outputs = self.model(images)
                 loss = F.cross_entropy(outputs, labels, label_smoothing=self.label_smoothing) / steps
-            with self.recorder.span("BP", "backward"):
+            fisher = self.preconditioner.curvature(outputs, "classification", 1 / steps)
+            with self.recorder.span("BP", "backward"), fisher:
                 loss.backward()
             losses.append(loss.detach())
             right.append((outputs.detach().argmax(1) == labels).sum())

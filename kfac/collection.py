@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -77,6 +78,7 @@ class StatisticsCollector:
         self._calls_seen = [0] * len(layers)
         self._learned = False
         self.collecting = False
+        self._output_gradients: Literal["collect", "add", "ignore"] = "collect"
         self._reset()
         self._hooks = [
             layer.module.register_forward_hook(partial(self._after_forward, index), with_kwargs=True)
@@ -97,6 +99,15 @@ class StatisticsCollector:
             self._learned = True
         self._reset()
         self.collecting = collecting
+
+    @contextmanager
+    def output_gradients(self, what: Literal["collect", "add", "ignore"]) -> Iterator[None]:
+        """What a backward pass within does to G: ``collect`` (the last one), ``add`` (more will follow), ``ignore``."""
+        before, self._output_gradients = self._output_gradients, what
+        try:
+            yield
+        finally:
+            self._output_gradients = before
 
     def take(self, side: str, index: int) -> tuple[Tensor | None, float]:
         """The sum ``[d, d]`` (None if the layer was not used) and its number of samples; the sum is given away."""
@@ -147,14 +158,17 @@ class StatisticsCollector:
 
     def _output_gradient(self, index: int, positions: int, gradient: Tensor) -> None:
         progress, layer = self._progress[index], self._layers[index]
-        if not self.collecting or progress.open_calls == 0:
+        if not self.collecting or progress.open_calls == 0 or self._output_gradients == "ignore":
             return
+        last = self._output_gradients == "collect"
         first = progress.open_calls == progress.calls
         with torch.no_grad(), self._recorder.span("FactorComp", f"G {layer.name}"):
             g = layer.batched(gradient.detach().to(self._dtype))
             _, weight = position_weights(self._scaling, positions * progress.calls, layer.convolution)
             side = self._sides["G"][index]
             layer.add_g_statistic(g, side.sum(layer.g_dim, g), weight)
+            if not last:
+                return
             side.samples += g.shape[0] if first else 0
             progress.open_calls -= 1
             if progress.open_calls == 0:

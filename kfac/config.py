@@ -18,7 +18,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "damping_method": DAMPING_METHODS,
     "average_from": ("zero", "identity"),
     "inverse_method": ("cholesky",),
-    "fisher": ("empirical",),
+    "fisher": ("empirical", "mc", "exact"),
     "scaling": SCALINGS,
     "nonfinite": ("raise", "skip"),
 }
@@ -43,7 +43,9 @@ class KFACConfig:
         kl_clip: kappa of the KL clip, or None for no clip.
         factor_interval, inverse_interval: steps between updates of the statistics and of the inverses.
         accumulation_steps: micro-batches per step; each loss is divided by it (by the caller).
-        fisher: ``empirical``: from the gradients of the actual loss (the paper's).
+        fisher: ``empirical``: from the gradients of the actual loss (the paper's, and free). ``mc``: from labels
+            sampled from the model, ``exact``: the generalised Gauss-Newton; both need :meth:`kfac.KFAC.curvature`.
+        fisher_samples: sampled labels per input of ``mc``; each costs a backward pass.
         inverse_method: ``cholesky``.
         scaling: how statistics become factors, see :mod:`kfac.curvature.scaling`.
         include, exclude: patterns (``fnmatch``) of module names to precondition, and not to.
@@ -65,6 +67,7 @@ class KFACConfig:
     inverse_interval: int | Callable[[int], int] = 1
     accumulation_steps: int = 1
     fisher: str = "empirical"
+    fisher_samples: int = 1
     inverse_method: str = "cholesky"
     scaling: str = "standard"
     include: tuple[str, ...] = ("*",)
@@ -84,7 +87,7 @@ class KFACConfig:
         self._check_number("factor_decay", 0.0, 1.0)
         if self.kl_clip is not None:
             self._check_number("kl_clip", 0.0, math.inf, low_open=True)
-        for name in ("factor_interval", "inverse_interval", "accumulation_steps", "max_dim"):
+        for name in ("factor_interval", "inverse_interval", "accumulation_steps", "fisher_samples", "max_dim"):
             self._check_count(name)
 
     def _check_number(self, name: str, low: float, high: float, low_open: bool = False) -> None:

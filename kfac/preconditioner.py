@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from kfac.collection import StatisticsCollector
 from kfac.communication import Communicator, get_communicator
 from kfac.config import KFACConfig, at_step
 from kfac.curvature.damping import factor_damping
+from kfac.curvature.fisher import fisher_vectors
 from kfac.curvature.inverses import kl_clip_factor, precondition
 from kfac.curvature.scaling import factor_scale
 from kfac.exchange import FactorExchange, Received
@@ -139,6 +141,7 @@ class KFAC:
         collecting = self.steps % at_step(self.config.factor_interval, self.steps) == 0
         if self._collector:
             self._collector.begin(collecting)
+        self._fisher_passes = 0
         if self._exchange:
             self._exchange.begin()
         if self._averager:
@@ -187,6 +190,42 @@ class KFAC:
 
     # ------------------------------------------------------------------ one step
 
+    @contextmanager
+    def curvature(self, outputs: Tensor, loss_kind: str, weight: float = 1.0) -> Iterator[None]:
+        """Compute G from the model's outputs (``fisher`` mc or exact); the loss's backward pass goes inside.
+
+        ``with kfac.curvature(outputs, "classification"): loss.backward()``. With ``fisher="empirical"``, and in steps
+        that collect no statistics, it does nothing.
+
+        Args:
+            outputs: the model's outputs, with their graph (logits for classification).
+            loss_kind: ``classification`` (mean cross-entropy) or ``regression`` (``nn.MSELoss``).
+            weight: what the mean loss is multiplied by (with unequal shards, or 1/k for k micro-batches).
+
+        Raises:
+            ValueError: for an unknown loss kind.
+        """
+        collector = self._collector
+        if self.config.fisher == "empirical" or collector is None or not collector.collecting:
+            yield
+            return
+        samples = self.config.fisher_samples if self.config.fisher == "mc" else None
+        inputs = [layer.weight for layer in self._ordered]
+        vectors = fisher_vectors(outputs, loss_kind, samples)
+        vector = next(vectors, None)
+        while vector is not None:
+            following = next(vectors, None)
+            with (
+                collector.output_gradients("add" if following is not None else "collect"),
+                self._recorder.span("BP", "backward pass for the Fisher"),
+            ):
+                # The hooks on the layers' outputs see the gradients; those of the weights are thrown away.
+                torch.autograd.grad(outputs, inputs, vector * weight, retain_graph=True, allow_unused=True)
+            vector = following
+        self._fisher_passes += 1
+        with collector.output_gradients("ignore"):
+            yield
+
     @torch.no_grad()
     def step(self) -> None:
         """Finish the iteration's communication and precondition the gradients in place; collective.
@@ -196,6 +235,7 @@ class KFAC:
             FactorInversionError: on every rank, if a damped factor cannot be inverted.
         """
         try:
+            self._require_fisher()
             self._queue.flush()
             received = self._receive()
             if self._collector and self._update(received):
@@ -206,6 +246,14 @@ class KFAC:
             self.steps += 1
         finally:
             self._begin()
+
+    def _require_fisher(self) -> None:
+        needed = self._collector is not None and self._collector.collecting and self.config.fisher != "empirical"
+        if needed and self._fisher_passes == 0:
+            raise RuntimeError(
+                f"fisher={self.config.fisher!r} needs the model's outputs: "
+                "with kfac.curvature(outputs, loss_kind): loss.backward()"
+            )
 
     def _pack(self, message: Message) -> Tensor:
         if message.kind == "gradient":
