@@ -60,6 +60,7 @@ def launch(
     threads: int = 1,
     log_folder: Path | None = None,
     stop_grace_s: float = STOP_GRACE_S,
+    stopping: str = "stopping",
 ) -> Any:
     """Run ``target(payload, rank)`` in ``world_size`` new processes and wait for all of them.
 
@@ -75,6 +76,7 @@ def launch(
         threads: of each rank's numeric libraries.
         log_folder: where the ranks' logs go; None: this process's standard error.
         stop_grace_s: seconds.
+        stopping: what is said (on standard error) as soon as a signal asks to stop.
 
     Returns:
         What ``target`` returned on rank 0 (plain data).
@@ -91,7 +93,7 @@ def launch(
         with _signals() as pending:
             for rank in range(world_size):
                 processes.append(_start(folder, rank, threads, log_folder))
-            _watch(processes, folder, log_folder, pending, stop_grace_s)
+            _watch(processes, folder, log_folder, pending, stop_grace_s, stopping)
         return json.loads(result_file(folder).read_text())
     finally:
         _kill(processes)
@@ -147,6 +149,7 @@ def _watch(
     log_folder: Path | None,
     pending: list[int],
     stop_grace_s: float,
+    stopping: str,
 ) -> None:
     deadline_s: float | None = None
     while True:
@@ -159,6 +162,7 @@ def _watch(
             return
         if pending and deadline_s is None:
             deadline_s = time.monotonic() + stop_grace_s
+            print(f"\n{stopping} ... (again: at once)", file=sys.stderr, flush=True)  # noqa: T201
             _signal(processes, signal.SIGUSR2)
         if len(pending) > 1 or (deadline_s is not None and time.monotonic() > deadline_s):
             raise KeyboardInterrupt

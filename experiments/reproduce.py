@@ -13,9 +13,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 SWEEP = "reproduce"
 WORLD_SIZE = 2
+INTERRUPTED = 130
 DISTRIBUTED = ("sgd", "dkfac", "mpdkfac", "spdkfac")
 
 
@@ -39,6 +41,33 @@ class Step:
     def command(self) -> list[str]:
         """As it is run."""
         return [sys.executable, "-m", self.module, *self.arguments]
+
+    def done_before(self) -> Path | None:
+        """What shows that the step need not run again; of a training, its finished record. None if it must run."""
+        path = finished_record(self.arguments) if self.module == "experiments.train" else self.skip_if
+        return path if path is not None and path.exists() else None
+
+
+def finished_record(overrides: Sequence[str]) -> Path | None:
+    """The record of the training run of these overrides if it has finished.
+
+    None for a mistake, too: the command itself tells it.
+    """
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from experiments.command import CONFIG_SOURCE, plain
+    from experiments.config import TrainConfig
+    from experiments.records import FINISHED, RunRecord
+
+    try:
+        with hydra.initialize_config_module(CONFIG_SOURCE.removeprefix("pkg://"), version_base="1.3"):
+            config = TrainConfig.from_dict(plain(hydra.compose("train", list(overrides))))
+        finished = RunRecord.load(config.record_path).status == FINISHED
+    except (ValueError, HydraException, OmegaConfBaseException):
+        return None
+    return config.record_path if finished and not config.rerun else None
 
 
 def steps(runs: Path, out: Path, epochs: int, workload: Sequence[str]) -> list[Step]:
@@ -80,30 +109,51 @@ def run(todo: Sequence[Step]) -> int:
     start = time.monotonic()
     took: list[tuple[str, str]] = []
     for number, step in enumerate(todo, start=1):
-        print(f"\n[{number}/{len(todo)}] {step.title}", flush=True)
-        if step.skip_if is not None and step.skip_if.exists():
-            print(f"done before: {step.skip_if}")
+        _say(f"\n[{number}/{len(todo)}] {step.title}")
+        if found := step.done_before():
+            _say(f"done before: {found}")
             took.append((step.title, "done before"))
             continue
         begin = time.monotonic()
-        process = subprocess.Popen(step.command)
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            # The terminal has sent the signal to the step too, which ends its ranks and keeps what it has.
-            process.wait()
-            print(f"\ninterrupted in step {number}; the same command goes on from here", file=sys.stderr)
-            return 130
+        code = _run(step)
+        if code == INTERRUPTED:
+            _say(f"interrupted in step {number}; the same command goes on from here", sys.stderr)
+            return INTERRUPTED
         if code:
-            print(f"error: step {number} ({step.title}) failed with exit code {code}:", file=sys.stderr)
-            print(f"  {' '.join(step.command)}", file=sys.stderr)
+            _say(f"error: step {number} ({step.title}) failed with exit code {code}:", sys.stderr)
+            _say(f"  {' '.join(step.command)}", sys.stderr)
             return code
         took.append((step.title, _duration(time.monotonic() - begin)))
-    print("\nSummary")
+    _say("\nSummary")
     for title, duration in took:
-        print(f"  {duration:>12}  {title}")
-    print(f"  {_duration(time.monotonic() - start):>12}  in all")
+        _say(f"  {duration:>12}  {title}")
+    _say(f"  {_duration(time.monotonic() - start):>12}  in all")
     return 0
+
+
+def _run(step: Step) -> int:
+    """A step's exit code; that of an interruption if Ctrl-C was pressed, and none of it shows a traceback."""
+    process: subprocess.Popen[bytes] | None = None
+    interrupts = 0
+    while True:
+        try:
+            process = process or subprocess.Popen(step.command)
+            code = process.wait()
+            return INTERRUPTED if interrupts else code
+        except KeyboardInterrupt:
+            # The terminal has sent the signal to the step too, which ends its ranks and keeps what it has.
+            interrupts += 1
+            if process is None:
+                return INTERRUPTED
+            if interrupts == 1:
+                _say("\nstopping ...", sys.stderr)
+            else:
+                process.terminate()
+
+
+def _say(line: str, stream: TextIO | None = None) -> None:
+    """A line at once, so that it stands in order with those of the steps also in a file."""
+    print(line, file=stream, flush=True)
 
 
 def main() -> int:
@@ -119,9 +169,12 @@ def main() -> int:
         help="model and data, as experiments.train takes them (model=resnet20 data=digits)",
     )
     arguments = parser.parse_args()
-    code = run(steps(arguments.runs, arguments.out, arguments.epochs, arguments.overrides))
+    try:
+        code = run(steps(arguments.runs, arguments.out, arguments.epochs, arguments.overrides))
+    except KeyboardInterrupt:  # between two steps
+        return INTERRUPTED
     if code == 0:
-        print(f"\nrecords: {arguments.runs / SWEEP}   tables and figures: {arguments.out}")
+        _say(f"\nrecords: {arguments.runs / SWEEP}   tables and figures: {arguments.out}")
     return code
 
 

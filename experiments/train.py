@@ -67,7 +67,12 @@ def run_here(config: TrainConfig) -> str:
     logs = record.path / "logs"
     try:
         status = launch(
-            "experiments.train:run_launched", payload, config.world_size, threads=config.threads, log_folder=logs
+            "experiments.train:run_launched",
+            payload,
+            config.world_size,
+            threads=config.threads,
+            log_folder=logs,
+            stopping=f"stopping with a checkpoint after at most {config.progress} more iterations",
         )
     except LaunchError as error:
         record.end_segment(FAILED, error.failure.to_dict())

@@ -109,7 +109,12 @@ def in_own_process(jobs, target, grace_s=5.0):
     """
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{jobs}"}
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=jobs, env=environ, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=jobs,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -164,7 +169,9 @@ def test_ranks_that_stop_when_asked_return(jobs):
     wait_for(lambda: len(alive(jobs)) == 2)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=20)[0] == "result stopped\n"
+    output, errors = process.communicate(timeout=20)
+    assert output == "result stopped\n"
+    assert errors == "\nstopping ... (again: at once)\n"
 
 
 def test_ranks_die_with_their_launcher(jobs):
