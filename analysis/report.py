@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from analysis.runs import Run, load_timelines
+from analysis.runs import Run, load_timelines, sweep_names
 from analysis.statistics import bootstrap_speedup
 from analysis.tables import Cell, Column, Table
 from kfac.timeline import COMMUNICATION_KINDS, KINDS, OTHER, Timeline
@@ -14,6 +14,11 @@ from kfac.timeline import COMMUNICATION_KINDS, KINDS, OTHER, Timeline
 BASELINE = "dkfac"
 """The schedule that others are compared with unless the user names another one."""
 BREAKDOWN_KINDS = (*KINDS, OTHER)
+
+HIDDEN_NOTE = (
+    "Hidden: the time of messages during which the rank computes. A message's time is from when it could leave until "
+    "it has arrived, waiting for slower ranks included."
+)
 
 _MS = 1e3
 _IDENTITY = (
@@ -26,6 +31,14 @@ _IDENTITY = (
 )
 
 
+def _sweeps(runs: Sequence[Run]) -> tuple[tuple[Column, ...], list[tuple[Cell, ...]]]:
+    """A column that tells sweeps apart and each row's cell of it; no column where there is only one sweep."""
+    names = sweep_names(runs)
+    if len(names) < 2:
+        return (), [()] * len(runs)
+    return (Column("sweep", align="left"),), [(names[run.sweep],) for run in runs]
+
+
 def _identity(run: Run) -> tuple[Cell, ...]:
     return (run.schedule, run.model, run.data, run.world_size, run.batch_size, run.seed)
 
@@ -33,8 +46,8 @@ def _identity(run: Run) -> tuple[Cell, ...]:
 def speedup(run: Run, runs: Sequence[Run], baseline: str) -> float | None:
     """How many times shorter a run's median iteration is than the baseline's.
 
-    The baseline is the comparable runs (:attr:`~analysis.runs.Run.comparable`) of the schedule ``baseline``; of several
-    the median counts. None where there is none.
+    The baseline is the finished comparable runs (:attr:`~analysis.runs.Run.comparable`) of the schedule ``baseline``;
+    of several, such as seeds, the median of their medians. None where there is none.
     """
     of_baseline_s = [r.iteration_s.median for r in _baselines(run, runs, baseline) if r.iteration_s]
     if not of_baseline_s or run.iteration_s is None:
@@ -50,7 +63,8 @@ def speedup_interval(run: Run, runs: Sequence[Run], baseline: str) -> tuple[floa
 
 
 def _baselines(run: Run, runs: Sequence[Run], baseline: str) -> list[Run]:
-    return [r for r in runs if r.schedule == baseline and r.comparable == run.comparable]
+    same = (r for r in runs if r.schedule == baseline and r.status == "finished")
+    return [r for r in same if r.comparable == run.comparable]
 
 
 def runs_table(
@@ -67,7 +81,9 @@ def runs_table(
     among = runs if among is None else among
     times = ("median", "q25", "q75")
     interval = tuple(Column(f"{end} of speed-up", ".3f") for end in ("low", "high")) if intervals else ()
+    sweep, sweep_of = _sweeps(runs)
     columns = (
+        *sweep,
         *_IDENTITY,
         Column("status", align="left"),
         Column("iterations", "d"),
@@ -80,36 +96,46 @@ def runs_table(
         Column("run", align="left"),
     )
     rows: list[tuple[Cell, ...]] = []
-    for run in runs:
+    for run, of_sweep in zip(runs, sweep_of, strict=True):
         spread = run.iteration_s
         of_times: tuple[Cell, ...] = (None,) * 4
         if spread:
             of_times = (spread.median * _MS, spread.q25 * _MS, spread.q75 * _MS, spread.n)
         ends: tuple[Cell, ...] = (speedup_interval(run, among, baseline) or (None, None)) if intervals else ()
-        identity = (*_identity(run), run.status, run.iterations)
+        identity = (*of_sweep, *_identity(run), run.status, run.iterations or None)
         rows.append((*identity, *of_times, speedup(run, among, baseline), *ends, run.loss, run.accuracy, run.run_id))
     notes = [
-        f"Iteration times: median and quartiles over n iterations, warm-up left out. Speed-up: median of {baseline} "
-        "over median, within equal model, data, K-FAC options, ranks, batch size, threads and device."
+        "Iteration times: median and quartiles over n iterations, warm-up left out. Speed-up: median of the finished "
+        f"{baseline} run with the same sweep (folder), model, data, K-FAC options, ranks, batch size, threads and "
+        f"device, over this run's median; of several such runs (seeds) the median of their medians, and a {baseline} "
+        "run's own value is its ratio to that."
     ]
     if intervals:
-        notes.append("Interval: 95 % bootstrap over iterations; runs differ by more than the iterations of one run do.")
+        notes.append(
+            f"Interval: 95 % bootstrap over iterations, those of all {baseline} runs pooled; runs differ by more than "
+            "the iterations of one run do."
+        )
     return Table("Runs", columns, tuple(rows), tuple(notes))
 
 
 def breakdown_table(runs: Sequence[Run]) -> Table:
     """One row per run: exposed milliseconds per kind, and the communication that computing hides."""
+    sweep, sweep_of = _sweeps(runs)
     columns = (
+        *sweep,
         *(column for column in _IDENTITY if column.title in ("schedule", "model", "ranks", "seed")),
         *(Column(kind, ".1f", group="exposed [ms]") for kind in BREAKDOWN_KINDS),
         *(Column(kind, ".1f", group="hidden [ms]") for kind in COMMUNICATION_KINDS),
     )
-    rows = [(run.schedule, run.model, run.world_size, run.seed, *_kinds(run.breakdown_s, run.hidden_s)) for run in runs]
+    rows = tuple(
+        (*of_sweep, r.schedule, r.model, r.world_size, r.seed, *_kinds(r.breakdown_s, r.hidden_s))
+        for r, of_sweep in zip(runs, sweep_of, strict=True)
+    )
     notes = (
         "Exposed: what a rank computes, else the message it waits for, else Other; averaged over ranks and recorded "
-        "iterations. Hidden: communication while the rank computes.",
+        f"iterations. {HIDDEN_NOTE}",
     )
-    return Table("Where the time goes", columns, tuple(rows), notes)
+    return Table("Where the time goes", columns, rows, notes)
 
 
 def _kinds(exposed_s: Mapping[str, float], hidden_s: Mapping[str, float]) -> tuple[Cell, ...]:
@@ -163,7 +189,7 @@ def timeline_table(name: str, timeline: Timeline) -> Table:
                 own_hidden = hidden[kind] * _MS if kind in hidden else None
                 rows.append((rank, kind, count, total * _MS, exposed[kind] * _MS, own_hidden, share))
     title = f"{name}: {timeline.iteration_s * _MS:.2f} ms, {timeline.source}"
-    return Table(title, columns, tuple(rows))
+    return Table(title, columns, tuple(rows), (HIDDEN_NOTE,))
 
 
 def timeline_tables(run: Path, iterations: Iterable[int] | None = None) -> list[Table]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,13 +86,27 @@ class Run:
         return value if isinstance(value, int) else None
 
     @property
+    def sweep(self) -> Path:
+        """The folder that holds the run beside the others of its sweep."""
+        return self.path.parent
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The part of the configuration that changes an iteration's time: :data:`COMPARABLE_KEYS`."""
+        return {key: self.config.get(key) for key in COMPARABLE_KEYS}
+
+    @property
     def comparable(self) -> str:
-        """What two runs must share for their iteration times to be compared: :data:`COMPARABLE_KEYS`, as JSON."""
-        return json.dumps([self.world_size, {key: self.config.get(key) for key in COMPARABLE_KEYS}], sort_keys=True)
+        """What two runs must share for their times to be compared: the sweep, the ranks and the settings, as JSON."""
+        return json.dumps([self.sweep.as_posix(), self.world_size, self.settings], sort_keys=True)
 
     def samples_s(self) -> list[float]:
         """Seconds of each iteration in order, without the warm-up unless there is nothing else."""
         return _samples_s(self.config, _rows(self.path)["train"])
+
+    def recorded(self) -> int:
+        """How many iterations have a timeline."""
+        return len(RunRecord.load(self.path).timeline_paths())
 
     def machine(self) -> dict[str, Any]:
         """What the run ran on: host, processors, GPUs, versions; empty where it was not recorded."""
@@ -109,10 +124,17 @@ def find_records(root: Path) -> Iterator[Path]:
 
 
 def paper_order(run: Run) -> tuple[Any, ...]:
-    """Sorts runs by model, data and number of ranks, then schedules as the paper lists them, other ones after."""
+    """Sorts runs by sweep, model and data, then schedules as the paper lists them, other ones after."""
     name = run.schedule.split("+")[0]  # what follows are the switches that differ from the named schedule
     place = SCHEDULE_ORDER.index(name) if name in SCHEDULE_ORDER else len(SCHEDULE_ORDER)
-    return (run.model, run.data, place, run.schedule, run.world_size, run.seed, run.run_id)
+    return (run.sweep, run.model, run.data, place, run.schedule, run.world_size, run.seed, run.run_id)
+
+
+def sweep_names(runs: Iterable[Run]) -> dict[Path, str]:
+    """The runs' sweeps, each by its folder's name, or by its path where two folders have one name."""
+    sweeps = dict.fromkeys(run.sweep for run in runs)
+    count = Counter(sweep.name for sweep in sweeps)
+    return {sweep: sweep.name if count[sweep.name] == 1 else sweep.as_posix() for sweep in sweeps}
 
 
 def load_runs(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:

@@ -35,9 +35,11 @@ def write_record(
     timelines=1,
     summary=True,
     batch_size=32,
+    sweep="single",
+    **settings,
 ):
     """A record below ``runs``; its first ``warmup`` iterations do not count."""
-    path = runs / "single" / run_id
+    path = runs / sweep / run_id
     (path / "timelines").mkdir(parents=True)
     run = {
         "schema": 1,
@@ -56,7 +58,7 @@ def write_record(
         "error": None,
     }
     (path / "run.json").write_text(json.dumps(run))
-    config = {"batch_size": batch_size, "warmup": warmup, "threads": 1, "device": "auto", "seed": seed}
+    config = {"batch_size": batch_size, "warmup": warmup, "threads": 1, "device": "auto", "seed": seed, **settings}
     (path / "config.json").write_text(json.dumps(config))
     rows = [
         {"kind": "train", "iter": i, "epoch": 0, "loss": 2.0 - i / 10, "accuracy": 0.1, "lr": 0.1, "iteration_s": s}

@@ -36,6 +36,39 @@ def test_another_batch_size_is_no_baseline(tmp_path):
     assert column(runs_table(runs), "speed-up over dkfac") == [pytest.approx(1.0), None]
 
 
+def test_only_finished_runs_of_the_same_sweep_are_a_baseline(tmp_path):
+    write_record(tmp_path, "d", schedule="dkfac", sweep="one", times_s=(9.0, 0.4, 0.4, 0.4))
+    write_record(tmp_path, "s", schedule="spdkfac", sweep="one", times_s=(9.0, 0.2, 0.2, 0.2))
+    write_record(tmp_path, "d", schedule="dkfac", sweep="two", times_s=(9.0, 0.8, 0.8, 0.8))
+    for status in ("interrupted", "running", "failed"):
+        write_record(tmp_path, status, schedule="dkfac", sweep="one", status=status, times_s=(9.0, 1.0, 1.0, 1.0))
+    write_record(tmp_path, "s", schedule="spdkfac", sweep="three", times_s=(9.0, 0.2, 0.2, 0.2))
+    runs = load_runs([tmp_path])[0]
+    found = {(run.sweep.name, run.run_id): speedup(run, runs, "dkfac") for run in runs}
+    assert found["one", "s"] == pytest.approx(2.0)
+    assert found["one", "d"] == found["two", "d"] == 1.0
+    assert found["one", "running"] == pytest.approx(0.4)
+    assert found["three", "s"] is None
+    for table in (runs_table(runs), breakdown_table(runs)):
+        assert column(table, "sweep") == [run.sweep.name for run in runs]
+    alone = [run for run in runs if run.sweep.name == "one"]
+    assert "sweep" not in {c.title for c in runs_table(alone).columns}
+
+
+def test_sweeps_of_one_name_are_told_apart_by_their_paths(tmp_path):
+    for folder in ("a", "b"):
+        write_record(tmp_path / folder, "d", schedule="dkfac")
+    runs = load_runs([tmp_path])[0]
+    assert column(runs_table(runs), "sweep") == [(tmp_path / f / "single").as_posix() for f in ("a", "b")]
+
+
+def test_a_run_without_iterations_has_no_number_of_them(tmp_path):
+    write_record(tmp_path, "none", status="failed", times_s=(), timelines=0, summary=False)
+    table = runs_table(load_runs([tmp_path])[0])
+    for title in ("iterations", "iteration median [ms]", "iteration n", "speed-up over dkfac"):
+        assert column(table, title) == [None]
+
+
 def test_runs_table_shows_milliseconds_and_intervals_around_the_speedup(runs):
     table = runs_table(runs, intervals=True)
     assert column(table, "run") == ["d0", "d1", "d2", "k", "s0"]
@@ -70,6 +103,7 @@ def test_timeline_table_counts_per_rank_what_is_exposed_and_hidden():
         assert rows[rank, "BP"][:3] == pytest.approx((1, 4.0, 4.0))
         assert rows[rank, "BP"][3] is None
         assert rows[rank, "Other"][2] == pytest.approx(1.0)
+        assert "waiting for slower ranks included" in table.notes[0]
         assert sum(r[2] for (k, _), r in rows.items() if k == rank) == pytest.approx(10.0)
     assert "10.00 ms" in table.title
 
