@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analysis.report import BASELINE, breakdown_table, runs_table, timeline_tables, wide_table
 from analysis.runs import Run, load_runs, paper_order
-from analysis.tables import STYLES
+from analysis.tables import STYLES, Table, for_screen
 
 _EPILOG = """\
 examples:
@@ -73,14 +73,18 @@ def _show_runs(arguments: Sequence[str]) -> int:
     tables = [runs_table(shown, options.baseline, among=runs, intervals=options.intervals), breakdown_table(shown)]
     if options.format in ("csv", "json"):
         tables = [wide_table(tables)]
-    print("\n".join(table.render(options.format) for table in tables), end="")
+    _print(tables, options.format)
     return 0
+
+
+def _print(tables: Sequence[Table], style: str) -> None:
+    print("\n".join(for_screen(table) if style == "text" else table.render(style) for table in tables), end="")
 
 
 def _show_timelines(arguments: Sequence[str]) -> int:
     options = _timeline_parser().parse_args(arguments)
     tables = timeline_tables(options.run, options.iteration)
-    print("\n".join(table.render(options.format) for table in tables), end="")
+    _print(tables, options.format)
     return 0
 
 

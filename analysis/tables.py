@@ -9,9 +9,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
@@ -100,16 +102,25 @@ def _pad(text: str, width: int, align: str) -> str:
     return text.ljust(width) if align == "left" else text.rjust(width)
 
 
-def to_text(table: Table) -> str:
-    """Aligned columns for a terminal."""
-    body = table.shown()
-    titles = [c.title for c in table.columns]
-    widths = [max(len(line[i]) for line in [titles, *body]) for i in range(len(titles))]
+def _widths(table: Table) -> list[int]:
+    lines = [[c.title for c in table.columns], *table.shown()]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
     start = 0
     for name, count in _groups(table.columns):  # a group's heading must fit above its columns
         missing = len(name) - (sum(widths[start : start + count]) + 2 * (count - 1))
         widths[start + count - 1] += max(0, missing)
         start += count
+    return widths
+
+
+def _line_width(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def to_text(table: Table) -> str:
+    """Aligned columns for a terminal."""
+    body, widths = table.shown(), _widths(table)
+    titles = [c.title for c in table.columns]
 
     def line(cells: Sequence[str]) -> str:
         padded = (_pad(cell, w, c.align) for cell, w, c in zip(cells, widths, table.columns, strict=True))
@@ -125,9 +136,41 @@ def to_text(table: Table) -> str:
         lines.append("  ".join(headings).rstrip())
     lines += [line(titles), "  ".join("-" * w for w in widths), *map(line, body)]
     if table.notes:
-        width = max(NOTE_WIDTH, sum(widths) + 2 * (len(widths) - 1))
+        width = max(NOTE_WIDTH, _line_width(widths))
         lines += ["", *(textwrap.fill(note, width) for note in table.notes)]
     return "\n".join(lines) + "\n"
+
+
+def blocks(table: Table, width: int) -> list[Table]:
+    """The table in pieces of at most ``width`` characters a line, one below the other.
+
+    Every piece starts with the rows' numbers and the first column, the first one has the title and none the notes; a
+    single wide column stays as it is. A table that fits is the only piece.
+    """
+    bare = replace(table, notes=())
+    if _line_width(_widths(table)) <= width:
+        return [bare]
+
+    def piece(chosen: Sequence[int], title: str) -> Table:
+        rows = tuple((i, row[0], *(row[c] for c in chosen)) for i, row in enumerate(table.rows, 1))
+        return Table(title, (Column("#", "d"), table.columns[0], *(table.columns[c] for c in chosen)), rows)
+
+    chosen: list[list[int]] = [[]]
+    for i in range(1, len(table.columns)):
+        if chosen[-1] and _line_width(_widths(piece([*chosen[-1], i], ""))) > width:
+            chosen.append([])
+        chosen[-1].append(i)
+    return [piece(of_piece, "" if n else table.title) for n, of_piece in enumerate(chosen)]
+
+
+def for_screen(table: Table) -> str:
+    """Text for standard output: in pieces where that is a terminal narrower than the table."""
+    width = shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or _line_width(_widths(table)) <= width:
+        return to_text(table)
+    notes = "".join("\n" + textwrap.fill(note, width) for note in table.notes)
+    text = "\n".join(to_text(piece).lstrip("\n") for piece in blocks(table, width))
+    return f"{text}{notes}\n" if notes else text
 
 
 def to_markdown(table: Table) -> str:

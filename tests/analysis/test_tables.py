@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from analysis.tables import STYLES, Column, Table, latex_escape
+from analysis.tables import STYLES, Column, Table, blocks, for_screen, latex_escape
 
 TABLE = Table(
     "Times of R&D in 100% of cases",
@@ -40,6 +40,28 @@ def test_a_long_group_heading_keeps_the_columns_aligned():
     assert heading.index("c", heading.index("heading")) >= titles.index("a")
     assert len(titles) == len(rule) == len(row)
     assert titles.index("a") == row.index("1")
+
+
+@pytest.mark.parametrize("width", [24, 30, 34, 200])
+def test_blocks_fit_the_width_and_hold_every_cell_once(width):
+    pieces = blocks(TABLE, width)
+    assert (len(pieces) == 1) == (width == 200)
+    assert all(len(line) <= width for piece in pieces for line in piece.render("text").splitlines()[2:])
+    keys = 0 if width == 200 else 2  # the row's number and the first column, once more in every piece
+    found = [[*TABLE.rows[i][: keys // 2], *(c for p in pieces for c in p.rows[i][keys:])] for i in range(2)]
+    assert [tuple(row) for row in found] == list(TABLE.rows)
+    assert not any(piece.notes for piece in pieces)
+
+
+def test_only_a_narrow_terminal_gets_blocks(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    assert for_screen(TABLE) == TABLE.render("text")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    shown = for_screen(TABLE)
+    assert max(map(len, shown.splitlines())) <= 30
+    assert shown.count(TABLE.title) == shown.count(TABLE.notes[0]) == 1
+    monkeypatch.setenv("COLUMNS", "200")
+    assert for_screen(TABLE) == TABLE.render("text")
 
 
 def test_markdown_has_one_cell_per_column_and_keeps_the_tags():
