@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kfac.curvature.scaling import position_weights
+from kfac.hooks import ForwardHook
 from kfac.layers import KFACLayer
 from kfac.recording import Recorder
 
@@ -38,6 +39,17 @@ class _Progress:
     backward_passes: int = 0
     open_calls: int = 0
     calls: int = 0
+    a_samples: int = 0  # of the pass under way: the most that one of its calls had
+    g_samples: int = 0
+
+
+@dataclass
+class _Call:
+    """One use of a layer in a forward pass."""
+
+    index: int
+    positions: int
+    seen: bool = False
 
 
 def _in_backward() -> bool:
@@ -57,6 +69,7 @@ class StatisticsCollector:
         accumulation_steps: micro-batches per step.
         recorder: records the work as FactorComp.
         on_ready: called with ("A" or "G", layer index) when a statistic of the step is complete on this rank.
+        has_left: whether the A statistic of a layer has been sent in this step.
     """
 
     def __init__(
@@ -68,6 +81,7 @@ class StatisticsCollector:
         accumulation_steps: int,
         recorder: Recorder,
         on_ready: Callable[[Literal["A", "G"], int], None],
+        has_left: Callable[[int], bool],
     ) -> None:
         self._layers = layers
         self._scaling = scaling
@@ -75,13 +89,14 @@ class StatisticsCollector:
         self._passes = accumulation_steps
         self._recorder = recorder
         self._on_ready = on_ready
+        self._has_left = has_left
         self._calls_seen = [0] * len(layers)
-        self._learned = False
+        self._trained = [False] * len(layers)
         self.collecting = False
         self._output_gradients: Literal["collect", "add", "ignore"] = "collect"
         self._reset()
         self._hooks = [
-            layer.module.register_forward_hook(partial(self._after_forward, index), with_kwargs=True)
+            layer.module.register_forward_hook(ForwardHook(self.after_forward, index), with_kwargs=True)
             for index, layer in enumerate(layers)
         ]
 
@@ -92,11 +107,12 @@ class StatisticsCollector:
     def begin(self, collecting: bool) -> None:
         """Start a step, which collects statistics or does not.
 
-        How often each layer is called per pass is learned in the first collecting step, during which nothing is
-        reported ready: a layer that is used twice must not be sent after its first use.
+        How often each layer is called per pass, and whether its outputs are trained on, is learned in its first step,
+        during which it is not reported ready: a layer that is used twice must not be sent after its first use.
         """
-        if any(progress.calls for progress in self._progress):
-            self._learned = True
+        for index, progress in enumerate(self._progress):
+            if progress.forward_passes:
+                self._trained[index] = progress.backward_passes > 0
         self._reset()
         self.collecting = collecting
 
@@ -120,17 +136,16 @@ class StatisticsCollector:
         for hook in self._hooks:
             hook.remove()
 
-    def _after_forward(self, index: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not self.collecting or not isinstance(output, Tensor) or not output.requires_grad:
+    def after_forward(self, index: int, args: Any, kwargs: Any, output: Any) -> None:
+        """A layer has run."""
+        if not self.collecting or not isinstance(output, Tensor) or not output.requires_grad or not output.numel():
             return
         progress, layer = self._progress[index], self._layers[index]
         if progress.open_calls and _in_backward():
             return  # activation checkpointing runs the forward pass again: the first time was counted
-        first = progress.open_calls == 0
-        if first:
+        if progress.open_calls == 0:
             self._open_pass(index)
-        progress.open_calls += 1
-        progress.calls = max(progress.calls, progress.open_calls)
+        self._count_call(index)
         x = args[0] if args else kwargs["input"]
         with torch.no_grad(), self._recorder.span("FactorComp", f"A {layer.name}"):
             x = layer.batched(x.detach().to(self._dtype))
@@ -138,17 +153,34 @@ class StatisticsCollector:
             weight, _ = position_weights(self._scaling, positions, layer.convolution)
             side = self._sides["A"][index]
             layer.add_a_statistic(x, side.sum(layer.a_dim, x), weight)
-            side.samples += x.shape[0] if first else 0
-            output.register_hook(partial(self._output_gradient, index, positions))
+            side.samples += max(0, x.shape[0] - progress.a_samples)
+            progress.a_samples = max(progress.a_samples, x.shape[0])
+            output.register_hook(partial(self._output_gradient, _Call(index, positions)))
             seen = self._calls_seen[index]
-            complete = progress.forward_passes == self._passes and progress.open_calls == seen
-            if self._learned and complete and seen == 1:
+            complete = progress.forward_passes == self._passes and progress.open_calls == seen == 1
+            if self._trained[index] and complete:
                 self._on_ready("A", index)
         self._calls_seen[index] = max(seen, progress.open_calls)
+
+    def _count_call(self, index: int) -> None:
+        progress, name = self._progress[index], self._layers[index].name
+        if self._has_left(index):
+            raise RuntimeError(
+                f"layer {name!r} is called more often in a pass than in the first step, and its statistic has been "
+                "sent: for a layer whose number of calls varies use a schedule with pipelining='none'"
+            )
+        progress.open_calls += 1
+        progress.calls = max(progress.calls, progress.open_calls)
+        if progress.open_calls > 1 and self._scaling != "standard":
+            raise RuntimeError(
+                f"layer {name!r} is called several times in a pass, for which scaling={self._scaling!r} says nothing: "
+                "use scaling='standard', or exclude the layer"
+            )
 
     def _open_pass(self, index: int) -> None:
         progress = self._progress[index]
         progress.forward_passes += 1
+        progress.a_samples = progress.g_samples = 0
         if progress.forward_passes > self._passes:
             raise RuntimeError(
                 f"layer {self._layers[index].name!r} has seen more forward passes with gradients than "
@@ -156,20 +188,28 @@ class StatisticsCollector:
                 "number of micro-batches, or run passes that are not trained on under torch.no_grad()"
             )
 
-    def _output_gradient(self, index: int, positions: int, gradient: Tensor) -> None:
+    def _output_gradient(self, call: _Call, gradient: Tensor) -> None:
+        index = call.index
         progress, layer = self._progress[index], self._layers[index]
-        if not self.collecting or progress.open_calls == 0 or self._output_gradients == "ignore":
+        if not self.collecting or self._output_gradients == "ignore":
             return
         last = self._output_gradients == "collect"
-        first = progress.open_calls == progress.calls
+        if call.seen or progress.open_calls == 0:
+            raise RuntimeError(
+                f"the output of layer {layer.name!r} has been given a second gradient: with several backward passes "
+                "through one forward pass (retain_graph, gradient penalties) add the losses and go backward once, or "
+                "run the extra passes on a copy of the model"
+            )
+        call.seen = last
         with torch.no_grad(), self._recorder.span("FactorComp", f"G {layer.name}"):
             g = layer.batched(gradient.detach().to(self._dtype))
-            _, weight = position_weights(self._scaling, positions * progress.calls, layer.convolution)
+            _, weight = position_weights(self._scaling, call.positions * progress.calls, layer.convolution)
             side = self._sides["G"][index]
             layer.add_g_statistic(g, side.sum(layer.g_dim, g), weight)
             if not last:
                 return
-            side.samples += g.shape[0] if first else 0
+            side.samples += max(0, g.shape[0] - progress.g_samples)
+            progress.g_samples = max(progress.g_samples, g.shape[0])
             progress.open_calls -= 1
             if progress.open_calls == 0:
                 self._close_pass(index)
@@ -178,6 +218,31 @@ class StatisticsCollector:
         progress = self._progress[index]
         progress.backward_passes += 1
         progress.calls = 0 if progress.backward_passes < self._passes else progress.calls
-        if self._learned and progress.backward_passes == self._passes:
+        if self._trained[index] and progress.backward_passes == self._passes:
             self._on_ready("A", index)  # for a layer that is called several times per pass, only now
             self._on_ready("G", index)
+
+    @property
+    def started(self) -> bool:
+        """Whether a forward pass of this step has been seen."""
+        return any(progress.forward_passes for progress in self._progress)
+
+    def finish(self) -> None:
+        """End the step's passes.
+
+        A layer whose outputs got no gradient at all has no statistics in this step.
+
+        Raises:
+            RuntimeError: if some of a layer's forward passes were followed by a backward pass and some were not: its
+                statistics are of inputs that were not trained on.
+        """
+        for layer, progress, a, g in zip(self._layers, self._progress, self._sides["A"], self._sides["G"], strict=True):
+            if progress.open_calls == 0:
+                continue
+            if g.total is None:
+                a.total, a.samples = None, 0.0
+                continue
+            raise RuntimeError(
+                f"layer {layer.name!r} has run forward with gradients without a backward pass since the last step(): "
+                "run passes that are not trained on (validation, a batch that is retried) under torch.no_grad()"
+            )

@@ -110,7 +110,9 @@ class DeepSpeedCommunicator:
         self._dist = dist
         self.rank: int = dist.get_rank()
         self.world_size: int = dist.get_world_size()
-        self._group = dist.new_group(list(range(self.world_size)))
+        # Made by torch, because deepspeed.comm's new_group takes no timeout and would wait for half an hour.
+        ranks = list(range(self.world_size))
+        self._group = torch.distributed.new_group(ranks, timeout=_default_timeout(), group_desc="kfac")
 
     def all_reduce(self, tensor: Tensor, name: str) -> Work:  # noqa: D102
         return _DeepSpeedWork(self._dist.all_reduce(tensor, group=self._group, async_op=True, log_name=name))
@@ -133,6 +135,18 @@ class DeepSpeedCommunicator:
 
     def barrier(self) -> None:  # noqa: D102
         self._dist.barrier(group=self._group)
+
+
+def _default_timeout() -> timedelta | None:
+    """The default group's timeout; None (torch's default) where this version does not tell."""
+    backend = torch.distributed.get_backend()
+    device = torch.device("cuda" if backend == "nccl" else "cpu")
+    try:
+        options = torch.distributed.group.WORLD._get_backend(device).options  # type: ignore[union-attr]
+        timeout = options._timeout
+    except (AttributeError, RuntimeError):
+        return None
+    return timeout if isinstance(timeout, timedelta) else None
 
 
 _adopted: tuple[Any, DeepSpeedCommunicator] | None = None

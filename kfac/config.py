@@ -6,13 +6,10 @@ import fnmatch
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 from kfac.curvature.damping import DAMPING_METHODS
 from kfac.curvature.scaling import SCALINGS
-
-Number = TypeVar("Number", int, float)
-"""A number, or (for those that vary in training) a callable of the step that gives one."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "damping_method": DAMPING_METHODS,
@@ -25,9 +22,29 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """The values of every option that has a fixed set of them."""
 
 
-def at_step(value: Number | Callable[[int], Number], step: int) -> Number:
-    """The value of a number or of a callable of the step."""
-    return value(step) if callable(value) else value
+VARYING = ("lr", "damping", "factor_decay", "kl_clip", "factor_interval", "inverse_interval")
+"""The options that may be callables of the step."""
+
+_NUMBERS: dict[str, tuple[float, bool, float]] = {
+    "lr": (0.0, True, math.inf),
+    "damping": (0.0, True, math.inf),
+    "factor_decay": (0.0, False, 1.0),
+    "kl_clip": (0.0, True, math.inf),
+}
+"""Lower bound, whether it is excluded, and excluded upper bound."""
+_COUNTS = ("factor_interval", "inverse_interval", "accumulation_steps", "fisher_samples", "max_dim")
+
+
+def _check(name: str, value: Any, where: str = "") -> None:
+    """Raise ValueError if ``value`` is impossible for the option ``name``."""
+    if name in _NUMBERS:
+        low, open_below, high = _NUMBERS[name]
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not (low < value if open_below else low <= value) or not value < high:
+            bounds = f"{'above' if open_below else 'at least'} {low:g} and below {high:g}"
+            raise ValueError(f"kfac.{name}={value!r}{where} must be a number {bounds}")
+    elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"kfac.{name}={value!r}{where} must be a whole number of at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,29 +99,23 @@ class KFACConfig:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"kfac.{name}={getattr(self, name)!r} is not one of: {', '.join(choices)}")
-        self._check_number("lr", 0.0, math.inf, low_open=True)
-        self._check_number("damping", 0.0, math.inf, low_open=True)
-        self._check_number("factor_decay", 0.0, 1.0)
-        if self.kl_clip is not None:
-            self._check_number("kl_clip", 0.0, math.inf, low_open=True)
-        for name in ("factor_interval", "inverse_interval", "accumulation_steps", "fisher_samples", "max_dim"):
-            self._check_count(name)
+        for name in (*_NUMBERS, *_COUNTS):
+            value = getattr(self, name)
+            if not (callable(value) and name in VARYING) and not (value is None and name == "kl_clip"):
+                _check(name, value)
 
-    def _check_number(self, name: str, low: float, high: float, low_open: bool = False) -> None:
+    def at(self, name: str, step: int) -> Any:
+        """The value of an option that may be a callable, at a step.
+
+        Raises:
+            ValueError: if the callable gives an impossible value, naming the option and the step.
+        """
         value = getattr(self, name)
         if callable(value):
-            return
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not (low < value if low_open else low <= value) or not value < high:
-            bounds = f"{'above' if low_open else 'at least'} {low:g} and below {high:g}"
-            raise ValueError(f"kfac.{name}={value!r} must be a number {bounds}")
-
-    def _check_count(self, name: str) -> None:
-        value = getattr(self, name)
-        if callable(value) and name.endswith("_interval"):
-            return
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"kfac.{name}={value!r} must be a whole number of at least 1")
+            value = value(step)
+            if not (value is None and name == "kl_clip"):
+                _check(name, value, f" at step {step}")
+        return value
 
     @classmethod
     def paper(cls, **changes: Any) -> KFACConfig:

@@ -18,13 +18,19 @@ class GradientAverager:
     Args:
         groups: parameters of each of the Plan's layers.
         accumulation_steps: backward passes per step.
+        world_size: number of ranks.
         on_ready: called with a group's index when all of its gradients of the step are there.
     """
 
     def __init__(
-        self, groups: Sequence[Sequence[nn.Parameter]], accumulation_steps: int, on_ready: Callable[[int], None]
+        self,
+        groups: Sequence[Sequence[nn.Parameter]],
+        accumulation_steps: int,
+        world_size: int,
+        on_ready: Callable[[int], None],
     ) -> None:
         self._groups = groups
+        self._world_size = world_size
         self._steps = accumulation_steps
         self._on_ready = on_ready
         self._hooks = [
@@ -37,6 +43,7 @@ class GradientAverager:
     def begin(self) -> None:
         """Start a step."""
         self._left = [len(group) * self._steps for group in self._groups]
+        self._packed: dict[int, tuple[Tensor | None, int]] = {}
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -48,26 +55,52 @@ class GradientAverager:
         if self._left[index] == 0:
             self._on_ready(index)
 
+    @property
+    def started(self) -> bool:
+        """Whether a gradient of this step has been seen."""
+        return self._left != [len(group) * self._steps for group in self._groups]
+
     def pack(self, items: Sequence[int]) -> Tensor:
         """The flat gradients of the groups ``items`` and their flags, in the widest dtype among them."""
         parameters = self._parameters(items)
+        if any(p.grad is not None and p.grad.is_sparse for p in parameters):
+            raise ValueError("sparse gradients cannot be averaged: use Embedding(sparse=False)")
         dtype = parameters[0].dtype
         for parameter in parameters:
             dtype = torch.promote_types(dtype, parameter.dtype)
-        flat = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().reshape(-1).to(dtype) for p in parameters]
+            gradient = parameter.grad
+            self._packed[id(parameter)] = (gradient, 0 if gradient is None else gradient._version)
+        # Divided before the sum: float16 would overflow.
+        flat = [
+            (torch.zeros_like(p) if p.grad is None else p.grad).detach().reshape(-1).to(dtype) / self._world_size
+            for p in parameters
+        ]
         flags = torch.tensor([float(p.grad is not None) for p in parameters], dtype=dtype, device=flat[0].device)
         return torch.cat([*flat, flags])
 
-    def unpack(self, items: Sequence[int], buffer: Tensor, world_size: int) -> None:
-        """Set the gradients to the average of the summed ``buffer``."""
+    def unpack(self, items: Sequence[int], buffer: Tensor) -> None:
+        """Set the gradients to the average in the summed ``buffer``.
+
+        Raises:
+            RuntimeError: if a gradient has been changed since it was sent: the change would be lost.
+        """
         parameters = self._parameters(items)
+        for parameter in parameters:
+            gradient, version = self._packed[id(parameter)]
+            same = parameter.grad is gradient and (gradient is None or gradient._version == version)
+            if not same:
+                raise RuntimeError(
+                    "a gradient was changed after its all-reduce had started (several backward passes, zero_grad, "
+                    "clipping or unscaling before step()): set KFACConfig.accumulation_steps, change gradients after "
+                    "step(), or use a schedule with gradient_pipelining=False"
+                )
         sizes = [p.numel() for p in parameters]
         *parts, flags = buffer.split([*sizes, len(parameters)])
         used = (flags > 0).tolist() if any(p.grad is None for p in parameters) else [True] * len(parameters)
         for parameter, part, anywhere in zip(parameters, parts, used, strict=True):
             if not anywhere:
                 continue
-            average = part.view(parameter.shape) / world_size
+            average = part.view(parameter.shape)
             if parameter.grad is None:
                 parameter.grad = average.to(parameter.dtype)
             else:

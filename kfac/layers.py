@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kfac.config import KFACConfig
 from kfac.curvature import statistics
+from kfac.hooks import ForwardHook
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -57,7 +58,7 @@ class KFACLayer:
         self.weight: Tensor = module.weight
         self.bias: Tensor | None = module.bias if module.bias is not None and module.bias.requires_grad else None
         self.g_dim = self.weight.shape[0]
-        self.a_dim = self.weight[0].numel() + (self.bias is not None)
+        self.a_dim = math.prod(self.weight.shape[1:]) + (self.bias is not None)
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
@@ -185,16 +186,28 @@ class FirstOrder:
     reason: str
 
 
+_COVERED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
 def _reason_against(name: str, module: nn.Module, config: KFACConfig) -> str | None:
     """Why ``module``, which has parameters of its own, is not preconditioned; None if it is."""
-    if not isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+    if not isinstance(module, _COVERED):
         return f"{type(module).__name__} has no Kronecker factors here"
+    weight, groups = module.weight, getattr(module, "groups", 1)
+    if not isinstance(weight, nn.Parameter):
+        return "its weight is computed from other parameters (a parametrization)"
+    if isinstance(weight, nn.UninitializedParameter):
+        raise ValueError(f"layer {name!r} has no shape yet: run the model once before making KFAC")
+    forwards = {cls.forward for cls in _COVERED}
     layer = _make(name, module)
     widest = max(layer.a_dim, layer.g_dim)
     reasons = {
-        "its weight is frozen": not module.weight.requires_grad,
+        "its weight is frozen": not weight.requires_grad,
         "include/exclude patterns": not config.covers(name),
-        f"a convolution with {getattr(module, 'groups', 1)} groups": getattr(module, "groups", 1) != 1,
+        f"{type(module).__name__} has a forward pass of its own": type(module).forward not in forwards,
+        f"a convolution with {groups} groups": groups != 1,
+        f"{weight.dtype} is no real floating-point type": not weight.is_floating_point(),
+        "it has no inputs or no outputs": min(layer.a_dim - (layer.bias is not None), layer.g_dim) == 0,
         f"a factor of dimension {widest} is wider than max_dim={config.max_dim}": widest > config.max_dim,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
@@ -218,9 +231,14 @@ def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[nn.Paramete
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's model inside DistributedDataParallel, so that names have no prefix."""
-    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    return model.module if isinstance(model, wrappers) else model
+    """The user's model inside DistributedDataParallel or torch.compile, so that names have no prefix."""
+    while True:
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
 
 
 def register_layers(
@@ -232,6 +250,9 @@ def register_layers(
         the layers; the trainable parameters that keep their plain gradient, with the reasons; and per layer all
         trainable parameters whose gradients become ready about when its own do: its own and those of uncovered modules
         registered next to it (one list of all of them if there is no layer).
+
+    Raises:
+        ValueError: for a layer without a shape, or one that another KFAC has hooked.
     """
     layers: list[KFACLayer] = []
     first_order: list[FirstOrder] = []
@@ -243,6 +264,8 @@ def register_layers(
         reason = _reason_against(name, module, config)
         if reason is None and any(id(p) in shared for p in own):
             reason = "its weight is tied to another module's"
+        if reason is None and any(isinstance(hook, ForwardHook) for hook in module._forward_hooks.values()):
+            raise ValueError(f"layer {name!r} is preconditioned by another KFAC already: close() that one first")
         if reason is None:
             layers.append(_make(name, module))
             groups.append(trainable)

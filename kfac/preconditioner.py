@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kfac.collection import StatisticsCollector
 from kfac.communication import Communicator, get_communicator
-from kfac.config import KFACConfig, at_step
+from kfac.config import KFACConfig
 from kfac.curvature.damping import factor_damping
 from kfac.curvature.fisher import fisher_vectors
 from kfac.curvature.inverses import kl_clip_factor, precondition
@@ -25,7 +25,7 @@ from kfac.layers import GradientAccess, KFACLayer, PlainGradients, register_laye
 from kfac.messages import MessageQueue
 from kfac.planning import ClusterProfile, Message, ModelProfile, Plan
 from kfac.recording import Recorder
-from kfac.setup import Schedule, check_plan, common_plan, require_agreement
+from kfac.setup import Schedule, check_plan, common_plan, describe_schedule, require_agreement
 
 __all__ = ["KFAC", "FactorInversionError", "NonFiniteError"]
 
@@ -73,37 +73,56 @@ class KFAC:
         self.config = config or KFACConfig()
         self._gradients = gradients or PlainGradients()
         self._communicator = communicator or get_communicator()
-        self.layers, self.first_order, groups = register_layers(unwrap(model), self.config)
-        if not groups:
-            raise ValueError("the model has no trainable parameters")
-        weight = groups[0][0]
-        self._recorder = recorder or Recorder(weight.device, self._communicator.rank)
+        self._model = unwrap(model)
         self._schedule = schedule
-        names = [layer.name for layer in self.layers] or ["parameters"]
-        self._groups = dict(zip(names, groups, strict=True))
+        self._average_gradients = average_gradients and self._communicator.world_size > 1
+        self._register()
+        weight = next(iter(self._groups.values()))[0]
+        self._recorder = recorder or Recorder(weight.device, self._communicator.rank)
         self._dtype = max((torch.float32, *(layer.weight.dtype for layer in self.layers)), key=lambda d: d.itemsize)
-        layers = [(layer.name, layer.a_dim, layer.g_dim) for layer in self.layers]
-        sizes = [size for *_, size in self.layer_sizes]
-        options = {"config": self.config.to_dict(), "schedule": str(schedule)}
-        require_agreement(self._communicator, {"layers": layers, "parameters": sizes, **options})
         self.plan = self._make_plan(model_profile, cluster_profile)
-        if self.plan.schedule.curvature and not self.layers:
-            raise ValueError("K-FAC finds no layer to precondition:\n" + self.summary())
         self.steps = 0
         self.skipped_steps = 0
         self._warned: set[str] = set()
         self._collector: StatisticsCollector | None = None
         self._exchange: FactorExchange | None = None
         self._averager: GradientAverager | None = None
-        self._average_gradients = average_gradients and self._communicator.world_size > 1
         self._factors: dict[tuple[str, str], FactorState] = {}
         self._queue = MessageQueue(self._communicator, self._recorder, self._pack)
         self._attach()
 
     # ------------------------------------------------------------------ set-up
 
+    def _register(self) -> None:
+        """Find the layers; every rank must find the same, or collectives would not match."""
+        problem = ""
+        try:
+            self.layers, self.first_order, groups = register_layers(self._model, self.config)
+            if not groups:
+                raise ValueError("the model has no trainable parameters")
+        except ValueError as error:
+            problem, self.layers, groups = str(error), [], []
+        names = [layer.name for layer in self.layers] or (["parameters"] if groups else [])
+        self._groups = dict(zip(names, groups, strict=True))
+        require_agreement(
+            self._communicator,
+            {
+                "problem": problem,
+                "layers": [(layer.name, layer.a_dim, layer.g_dim, str(layer.weight.dtype)) for layer in self.layers],
+                "parameters": [size for *_, size in self.layer_sizes],
+                "config": self.config.to_dict(),
+                "schedule": describe_schedule(self._schedule),
+                "average_gradients": self._average_gradients,
+            },
+        )
+        if problem:
+            raise ValueError(problem)
+
     def _make_plan(self, model: ModelProfile | None, cluster: ClusterProfile | None) -> Plan:
-        return common_plan(self._schedule, self.layer_sizes, self._communicator, model, cluster)
+        plan = common_plan(self._schedule, self.layer_sizes, self._communicator, model, cluster)
+        if plan.schedule.curvature and not self.layers:
+            raise ValueError("K-FAC finds no layer to precondition:\n" + self.summary())
+        return plan
 
     @property
     def layer_sizes(self) -> list[tuple[str, int, int, int]]:
@@ -113,6 +132,8 @@ class KFAC:
 
     def _attach(self) -> None:
         """Hook the model for the present plan, keeping the factors' state."""
+        self._closed = False
+        self._trainable = self._trainable_now()
         by_name = {layer.name: layer for layer in self.layers}
         self._ordered: list[KFACLayer] = [by_name[name] for name in self.plan.layers if name in by_name]
         if self.plan.schedule.curvature:
@@ -125,6 +146,7 @@ class KFAC:
                 accumulation_steps=self.config.accumulation_steps,
                 recorder=self._recorder,
                 on_ready=lambda side, index: self._queue.ready(side, 2 * index + (side == "G")),
+                has_left=lambda index: self._queue.has_left("A", 2 * index),
             )
             like = torch.empty(0, dtype=self._dtype, device=self._ordered[0].weight.device)
             self._exchange = FactorExchange(self.plan, self._collector, self._communicator, like)
@@ -132,13 +154,14 @@ class KFAC:
             self._averager = GradientAverager(
                 [self._groups[name] for name in self.plan.layers],
                 self.config.accumulation_steps,
+                self._communicator.world_size,
                 lambda index: self._queue.ready("gradient", index),
             )
         self._states = [self._factors[f.layer, f.side] for f in self.plan.factors] if self._factors else []
         self._begin()
 
     def _begin(self) -> None:
-        collecting = self.steps % at_step(self.config.factor_interval, self.steps) == 0
+        collecting = self.steps % self.config.at("factor_interval", self.steps) == 0
         if self._collector:
             self._collector.begin(collecting)
         self._fisher_passes = 0
@@ -156,6 +179,7 @@ class KFAC:
             if part:
                 part.close()
         self._collector = self._exchange = self._averager = None
+        self._closed = True
         self._queue.begin(())
 
     def replan(
@@ -174,18 +198,34 @@ class KFAC:
             ValueError: if the profile is of another model.
         """
         self._require_boundary("replan")
-        self._schedule = schedule if schedule is not None else self._schedule
-        if isinstance(self._schedule, Plan) and schedule is None:
-            self._schedule = self._schedule.schedule
-        self.plan = self._make_plan(model_profile, cluster_profile)
+        self._require_same_parameters()
+        before = self._schedule
+        if schedule is not None:
+            self._schedule = schedule
+        elif isinstance(before, Plan):
+            self._schedule = before.schedule
+        try:
+            self.plan = self._make_plan(model_profile, cluster_profile)
+        except Exception:
+            self._schedule = before
+            raise
         self.close()
         self._attach()
         return self.plan
 
     def _require_boundary(self, what: str) -> None:
-        if self._queue.started:
+        parts = (self._collector, self._averager)
+        if self._queue.started or any(part is not None and part.started for part in parts):
+            raise RuntimeError(f"{what}() within a step: call it after step() and before the next forward pass")
+
+    def _trainable_now(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+
+    def _require_same_parameters(self) -> None:
+        now = self._trainable_now()
+        if len(now) != len(self._trainable) or any(a is not b for a, b in zip(now, self._trainable, strict=True)):
             raise RuntimeError(
-                f"{what}() in the middle of a step: call it after step() and before the next forward pass"
+                "parameters were frozen, unfrozen, added or replaced since KFAC was made: close() it and make a new one"
             )
 
     # ------------------------------------------------------------------ one step
@@ -234,18 +274,33 @@ class KFAC:
             NonFiniteError: on every rank, if a statistic is NaN or infinite and ``nonfinite`` is ``raise``.
             FactorInversionError: on every rank, if a damped factor cannot be inverted.
         """
+        if self._closed:
+            raise RuntimeError("step() after close(): the model is not preconditioned any more")
+        self._require_same_parameters()
+        device_type = next(iter(self._groups.values()))[0].device.type
         try:
-            self._require_fisher()
-            self._queue.flush()
-            received = self._receive()
-            if self._collector and self._update(received):
-                if self.steps % at_step(self.config.inverse_interval, self.steps) == 0:
-                    invert(self._states, self._dampings(), self.plan, self._communicator, self._recorder)
-                with self._recorder.span("Precondition", "precondition"):
-                    self._precondition()
+            with torch.autocast(device_type, enabled=False):
+                self._step()
             self.steps += 1
         finally:
             self._begin()
+
+    def _step(self) -> None:
+        self._require_fisher()
+        if self._collector and self._collector.collecting:
+            self._collector.finish()
+        self._queue.flush()
+        received = self._receive()
+        if self._collector and self._update(received):
+            if self._inverses_due():
+                invert(self._states, self._dampings(), self.plan, self._communicator, self._recorder)
+            with self._recorder.span("Precondition", "precondition"):
+                self._precondition()
+
+    def _inverses_due(self) -> bool:
+        """Also where a factor has statistics and was never inverted: the step that should have done it was skipped."""
+        due = self.steps % self.config.at("inverse_interval", self.steps) == 0
+        return bool(due) or any(state.average is not None and state.inverse is None for state in self._states)
 
     def _require_fisher(self) -> None:
         needed = self._collector is not None and self._collector.collecting and self.config.fisher != "empirical"
@@ -269,7 +324,7 @@ class KFAC:
         for message, buffer in self._queue.receive():
             if message.kind == "gradient":
                 assert self._averager is not None
-                self._averager.unpack(message.items, buffer, self._communicator.world_size)
+                self._averager.unpack(message.items, buffer)
             else:
                 factors.append((message, buffer))
         return self._exchange.unpack(factors) if self._exchange else {}
@@ -283,7 +338,12 @@ class KFAC:
             return False
         if not received:
             return True
-        decay = at_step(self.config.factor_decay, self.steps)
+        if all(samples == 0 for _, samples in received.values()):
+            raise RuntimeError(
+                "step() without any statistics: no layer has seen a forward and a backward pass since the last step(). "
+                "Under torch.compile, make KFAC before the first compiled call"
+            )
+        decay = self.config.at("factor_decay", self.steps)
         world_size, from_identity = self._communicator.world_size, self.config.average_from == "identity"
         with self._recorder.span("FactorComp", "running averages"):
             for i, (total, samples) in received.items():
@@ -315,7 +375,7 @@ class KFAC:
 
     def _dampings(self) -> list[float | None]:
         """Per factor what is added to its diagonal; None for factors without statistics."""
-        damping = at_step(self.config.damping, self.steps)
+        damping = self.config.at("damping", self.steps)
         known = [s.average is not None for s in self._states]
         traces = [
             s.trace() if ok else torch.zeros((), dtype=self._dtype) for s, ok in zip(self._states, known, strict=True)
@@ -341,10 +401,10 @@ class KFAC:
             result = precondition(gradient, a, g)
             products.append((result * gradient).sum())
             preconditioned.append((layer, result))
-        kl_clip = self.config.kl_clip
+        kl_clip = self.config.at("kl_clip", self.steps)
         if preconditioned and kl_clip is not None:
-            lr = at_step(self.config.lr, self.steps)
-            factor = kl_clip_factor(at_step(kl_clip, self.steps), lr, torch.stack(products).sum())
+            lr = self.config.at("lr", self.steps)
+            factor = kl_clip_factor(kl_clip, lr, torch.stack(products).sum())
             for _, result in preconditioned:
                 result.mul_(factor)
         for layer, result in preconditioned:
@@ -385,7 +445,7 @@ class KFAC:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; on another number of ranks this preconditioner's own plan is kept.
+        """Continue from a state, plan included; for another schedule or number of ranks the own plan is kept.
 
         Raises:
             ValueError: if the state is of another model.
@@ -401,7 +461,8 @@ class KFAC:
         for (name, side), factor in self._factors.items():
             factor.load_state_dict(state["factors"][f"{name}/{side}"], like)
         self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
-        if plan.world_size == self._communicator.world_size and plan != self.plan:
+        same = plan.schedule == self.plan.schedule or self._schedule == "auto"
+        if same and plan.world_size == self._communicator.world_size and plan != self.plan:
             check_plan(plan, self.layer_sizes, plan.world_size)
             self.close()
             self.plan = plan

@@ -15,6 +15,15 @@ LayerSizes = Sequence[tuple[str, int, int, int]]
 """Per layer: name, dimensions of A and of G (0 without factors), elements of the gradients that go with it."""
 
 
+def describe_schedule(schedule: Schedule) -> Any:
+    """A schedule as plain values that can be compared between ranks."""
+    if isinstance(schedule, Plan):
+        return schedule.fingerprint
+    if isinstance(schedule, ScheduleConfig):
+        return schedule.to_dict()
+    return dict(schedule) if isinstance(schedule, Mapping) else schedule
+
+
 def require_agreement(communicator: Communicator, mine: Mapping[str, Any]) -> None:
     """Compare what this rank was given with every other rank's; collective.
 
