@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kfac.communication import Communicator, Work
+from kfac.curvature.damping import factor_damping
 from kfac.curvature.inverses import damped_inverse
 from kfac.curvature.packing import pack, packed_elements, unpack
 from kfac.factors import FactorState
@@ -17,6 +18,22 @@ from kfac.recording import Recorder
 
 class FactorInversionError(RuntimeError):
     """A damped factor is not positive definite; raised on every rank."""
+
+
+def dampings(factors: Sequence[FactorState], method: str, damping: float) -> list[float | None]:
+    """Per factor (A and G of each layer in turn) what is added to its diagonal; None where a side has no statistics.
+
+    Waits for the device once, for all traces together.
+    """
+    known = [factor.average is not None for factor in factors]
+    traces = [factor.trace() for factor, ok in zip(factors, known, strict=True) if ok]
+    values = iter(torch.stack(traces).tolist() if traces else ())
+    trace = [next(values) if ok else 0.0 for ok in known]
+    result: list[float | None] = []
+    for k in range(0, len(factors), 2):
+        pair = factor_damping(method, damping, trace[k], factors[k].dim, trace[k + 1], factors[k + 1].dim)
+        result += pair if known[k] and known[k + 1] else (None, None)
+    return result
 
 
 def invert(

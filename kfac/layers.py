@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -287,3 +287,18 @@ def _shared_parameters(model: nn.Module) -> set[int]:
         for parameter in module.parameters(recurse=False):
             holders[id(parameter)] = holders.get(id(parameter), 0) + 1
     return {key for key, count in holders.items() if count > 1}
+
+
+def describe_coverage(layers: Sequence[KFACLayer], first_order: Sequence[FirstOrder]) -> str:
+    """The layers that are preconditioned, and the parameters that keep their plain gradient with the reasons."""
+    covered = sum(p.numel() for layer in layers for p in layer.parameters)
+    rest = sum(item.parameters for item in first_order)
+    share = covered / max(1, covered + rest)
+    lines = [f"{len(layers)} layers preconditioned, {share:.1%} of {covered + rest:,} trainable parameters"]
+    reasons: dict[str, list[str]] = {}
+    for item in first_order:
+        reasons.setdefault(item.reason, []).append(item.name or "(the model itself)")
+    for reason, names in reasons.items():
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        lines.append(f"  plain gradient: {shown}: {reason}")
+    return "\n".join(lines)

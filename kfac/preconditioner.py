@@ -13,17 +13,16 @@ from torch import Tensor, nn
 from kfac.collection import StatisticsCollector
 from kfac.communication import Communicator, get_communicator
 from kfac.config import KFACConfig
-from kfac.curvature.damping import factor_damping
 from kfac.curvature.fisher import fisher_vectors
-from kfac.curvature.inverses import kl_clip_factor, precondition
 from kfac.curvature.scaling import factor_scale
 from kfac.exchange import FactorExchange, Received
 from kfac.factors import FactorState
 from kfac.gradients import GradientAverager
-from kfac.inversion import FactorInversionError, invert
-from kfac.layers import GradientAccess, KFACLayer, PlainGradients, register_layers, unwrap
+from kfac.inversion import FactorInversionError, dampings, invert
+from kfac.layers import GradientAccess, KFACLayer, PlainGradients, describe_coverage, register_layers, unwrap
 from kfac.messages import MessageQueue
 from kfac.planning import ClusterProfile, Message, ModelProfile, Plan
+from kfac.preconditioning import precondition_gradients
 from kfac.recording import Recorder
 from kfac.setup import Schedule, check_plan, common_plan, describe_schedule, require_agreement
 
@@ -374,41 +373,14 @@ class KFAC:
             )
 
     def _dampings(self) -> list[float | None]:
-        """Per factor what is added to its diagonal; None for factors without statistics."""
-        damping = self.config.at("damping", self.steps)
-        known = [s.average is not None for s in self._states]
-        traces = [
-            s.trace() if ok else torch.zeros((), dtype=self._dtype) for s, ok in zip(self._states, known, strict=True)
-        ]
-        device = self._ordered[0].weight.device
-        values = torch.stack([t.to(device) for t in traces]).tolist()
-        result: list[float | None] = []
-        for k in range(0, len(values), 2):
-            a, g = self._states[k], self._states[k + 1]
-            pair = factor_damping(self.config.damping_method, damping, values[k], a.dim, values[k + 1], g.dim)
-            result += pair if known[k] and known[k + 1] else (None, None)
-        return result
+        return dampings(self._states, self.config.damping_method, self.config.at("damping", self.steps))
 
     def _precondition(self) -> None:
-        preconditioned: list[tuple[KFACLayer, Tensor]] = []
-        products: list[Tensor] = []
-        for layer in self._ordered:
-            a, g = self._factors[layer.name, "A"].inverse, self._factors[layer.name, "G"].inverse
-            gradient = layer.gradient_matrix(self._gradients)
-            if a is None or g is None or gradient is None:
-                continue
-            gradient = gradient.to(self._dtype)
-            result = precondition(gradient, a, g)
-            products.append((result * gradient).sum())
-            preconditioned.append((layer, result))
-        kl_clip = self.config.at("kl_clip", self.steps)
-        if preconditioned and kl_clip is not None:
-            lr = self.config.at("lr", self.steps)
-            factor = kl_clip_factor(kl_clip, lr, torch.stack(products).sum())
-            for _, result in preconditioned:
-                result.mul_(factor)
-        for layer, result in preconditioned:
-            layer.set_gradient(result, self._gradients)
+        sides = {
+            layer.name: (self._factors[layer.name, "A"], self._factors[layer.name, "G"]) for layer in self._ordered
+        }
+        lr, kl_clip = self.config.at("lr", self.steps), self.config.at("kl_clip", self.steps)
+        precondition_gradients(self._ordered, sides, self._gradients, lr=lr, kl_clip=kl_clip)
 
     # ------------------------------------------------------------------ state
 
@@ -471,14 +443,4 @@ class KFAC:
 
     def summary(self) -> str:
         """The layers that are preconditioned, and the parameters that keep their plain gradient with the reasons."""
-        covered = sum(p.numel() for layer in self.layers for p in layer.parameters)
-        rest = sum(item.parameters for item in self.first_order)
-        share = covered / max(1, covered + rest)
-        lines = [f"{len(self.layers)} layers preconditioned, {share:.1%} of {covered + rest:,} trainable parameters"]
-        reasons: dict[str, list[str]] = {}
-        for item in self.first_order:
-            reasons.setdefault(item.reason, []).append(item.name or "(the model itself)")
-        for reason, names in reasons.items():
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            lines.append(f"  plain gradient: {shown}: {reason}")
-        return "\n".join(lines)
+        return describe_coverage(self.layers, self.first_order)
