@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -40,7 +41,7 @@ class PlainGradients:
             parameter.grad.copy_(gradient)
 
 
-class KFACLayer:
+class KFACLayer(ABC):
     """One preconditioned module. Subclasses say how its tensors become matrices.
 
     Args:
@@ -69,17 +70,17 @@ class KFACLayer:
         """``tensor`` with a leading sample dimension (an unbatched one is one sample)."""
         return tensor if tensor.dim() >= self.sample_dims else tensor.unsqueeze(0)
 
+    @abstractmethod
     def positions(self, output: Tensor) -> int:
         """Shared positions per sample of an output ``[samples, ...]``."""
-        raise NotImplementedError  # abstract
 
+    @abstractmethod
     def add_a_statistic(self, x: Tensor, total: Tensor, weight: float) -> None:
         """Add ``weight sum x x^T`` of an input to the upper triangle of ``total [a_dim, a_dim]``."""
-        raise NotImplementedError  # abstract
 
+    @abstractmethod
     def add_g_statistic(self, g: Tensor, total: Tensor, weight: float) -> None:
         """Add ``weight sum g g^T`` of an output gradient to the upper triangle of ``total [g_dim, g_dim]``."""
-        raise NotImplementedError  # abstract
 
     def matrix_from_weight(self, weight: Tensor) -> Tensor:
         """A tensor of the weight's shape as ``[g_dim, inputs]`` in A's order."""
