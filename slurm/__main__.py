@@ -50,12 +50,19 @@ def find_sweep(text: str) -> Path:
 
 
 def show_status(arguments: argparse.Namespace) -> int:
-    """Print a sweep's runs; 0 unless one is over without having finished."""
+    """Print a sweep's runs; 0 unless one is over without having finished, 2 if the queue could not be asked."""
     sweep = find_sweep(arguments.sweep)
-    rows = sweep_status(sweep)
+    note = ""
+    try:
+        rows = sweep_status(sweep)
+    except queue.SlurmError as error:
+        rows, note = sweep_status(sweep, ask=False), str(error)
     if not rows:
         raise ValueError(f"{sweep} holds no runs (a sweep's folder is runs/SWEEP)")
     print(json.dumps([asdict(row) for row in rows], indent=1) if arguments.json else table(rows))
+    if note:
+        print(f"note: the states are the records' alone, since {note}", file=sys.stderr)
+        return 2
     return int(any(row.over and row.state != "finished" for row in rows))
 
 
@@ -78,6 +85,8 @@ def local_cluster(arguments: argparse.Namespace) -> int:
         shape = ClusterShape(**{option.name: getattr(arguments, option.name) for option in fields(ClusterShape)})
         started = cluster.up(shape)
         print(f"{'started' if started else 'already up'}: {', '.join(cluster.nodes())}", file=sys.stderr)
+        if sys.stdout.isatty():
+            print('# for this shell to use it: eval "$(python -m slurm local-cluster up)"', file=sys.stderr)
         print(f"export SLURM_CONF={shlex.quote(str(cluster.slurm_conf))}")
         return 0
     if arguments.action == "down":

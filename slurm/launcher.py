@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -127,11 +130,14 @@ def _submit_array(sweep: Path, requests: Sequence[Request], parameters: dict[str
     # The record's place must not depend on where the job starts.
     configs = [replace(request.config, runs=str(Path(request.config.runs).resolve())) for request in requests]
     work = [TrainingJob(config.to_dict(), str(sweep / LOGS)) for config in configs]
+    words = io.StringIO()
     try:
-        with executor.batch():
+        # submitit prints what sbatch says of a failure, which is in its exception too.
+        with contextlib.redirect_stderr(words), executor.batch():
             jobs = [executor.submit(job) for job in work]
     except submitit.core.utils.FailedJobError as error:
-        raise queue.SlurmError(f"sbatch refused the job: {' '.join(str(error).split())}") from error
+        raise queue.failure("sbatch", str(error)) from error
+    sys.stderr.write(words.getvalue())
     now = datetime.now(UTC).isoformat(timespec="seconds")
     submissions = [
         Submission(

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 
 TIMEOUT_S = 60.0
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+UNREACHABLE = (
+    "Unable to contact slurm controller", "Could not establish a configuration source", "DNS SRV lookup failed",
+    "Connection refused", "Unable to establish control",
+)  # fmt: skip
+"""What SLURM's programs say where they find no controller."""
 ENDED = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
     "REVOKED",
@@ -17,7 +22,20 @@ ENDED = {
 
 
 class SlurmError(RuntimeError):
-    """SLURM is not installed here, or its controller does not answer."""
+    """SLURM is not installed here, its controller does not answer, or it refuses what was asked."""
+
+
+def failure(program: str, output: str) -> SlurmError:
+    """The error for what a program of SLURM said when it failed; one line, with the remedy if it found no SLURM."""
+    text = " ".join(output.split())
+    if not any(sign in text for sign in UNREACHABLE):
+        return SlurmError(f"{program} failed: {text}")
+    conf = os.environ.get("SLURM_CONF")
+    where = f"SLURM_CONF={conf}: does it still run?" if conf else "SLURM_CONF is not set: is this a login node?"
+    return SlurmError(
+        f"{program} reaches no SLURM controller ({where} For one on this machine: "
+        'eval "$(python -m slurm local-cluster up)")'
+    )
 
 
 @dataclass(frozen=True)
@@ -57,7 +75,7 @@ def jobs(job_ids: Iterable[str]) -> dict[str, QueuedJob]:
     command = ["squeue", "-r", "-h", "--states=all", "-o", "%i|%T|%r|%N", "-j", ",".join(arrays)]
     done = _run(command)
     if done.returncode and "Invalid job id" not in done.stderr:  # the one asked for was forgotten: an answer, too
-        raise SlurmError(f"squeue failed: {done.stderr.strip()}")
+        raise failure("squeue", done.stderr)
     found = {}
     for line in done.stdout.splitlines():
         job_id, state, reason, nodes = line.split("|", 3)
@@ -72,7 +90,7 @@ def cancel(job_ids: Sequence[str]) -> None:
     if job_ids:
         done = _run(["scancel", *job_ids])
         if done.returncode and "Invalid job id" not in done.stderr:
-            raise SlurmError(f"scancel failed: {done.stderr.strip()}")
+            raise failure("scancel", done.stderr)
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,10 @@ TAIL_BYTES = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """A run's state: pending, running, finished, failed, cancelled, interrupted, or lost (ended without a word)."""
+    """A run's state: pending, running, cancelling, finished, failed, cancelled, interrupted, or lost.
+
+    Lost is what ended without a word; without the queue, submitted is what has no record yet.
+    """
 
     run_id: str
     job_id: str | None
@@ -42,6 +45,8 @@ def decide(recorded: str | None, queued: QueuedJob | None, cancelled: bool = Fal
     if recorded == "finished":
         return "finished"
     if queued is not None and not queued.ended:
+        if cancelled:
+            return "cancelling"
         return "pending" if queued.waits else "running"
     if cancelled or (queued is not None and queued.state == "CANCELLED"):
         return "cancelled"
@@ -50,27 +55,31 @@ def decide(recorded: str | None, queued: QueuedJob | None, cancelled: bool = Fal
     return "lost" if queued is None else "failed"
 
 
-def sweep_status(sweep: Path, queued: Mapping[str, QueuedJob] | None = None) -> list[RunStatus]:
+def sweep_status(sweep: Path, queued: Mapping[str, QueuedJob] | None = None, *, ask: bool = True) -> list[RunStatus]:
     """The state of each run of a sweep: those in the manifest, and records that came about without SLURM.
 
     Args:
         sweep: the sweep's folder.
         queued: what the queue says; asked for if None.
+        ask: False leaves the queue alone: the states are then those that the records say.
 
     Raises:
         slurm.queue.SlurmError: if there are unfinished jobs and the queue cannot be asked.
     """
     submissions = manifest.read(sweep)
     records = {path.parent.name: _json(path) for path in sorted(sweep.glob("*/run.json"))}
-    if queued is None:
+    if queued is None and ask:
         open_jobs = [s.job_id for s in submissions.values() if records.get(s.run_id, {}).get("status") != "finished"]
         queued = queue.jobs(open_jobs)
     rows = []
     for run_id in dict.fromkeys([*submissions, *records]):
         record, submission = records.get(run_id, {}), submissions.get(run_id)
-        job = queued.get(submission.job_id) if submission else None
+        job = queued.get(submission.job_id) if submission and queued else None
         recorded = record.get("status")
-        state = decide(recorded, job, submission.cancelled) if submission else str(recorded)
+        if submission and queued is not None:
+            state = decide(recorded, job, submission.cancelled)
+        else:
+            state = str(recorded or "submitted")
         row = _last_training_row(sweep / run_id / "metrics.jsonl")
         rows.append(
             RunStatus(

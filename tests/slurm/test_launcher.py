@@ -86,11 +86,16 @@ def test_without_slurm_the_message_says_what_to_do(tmp_path, monkeypatch):
         launcher.submit(tmp_path / "s", [request(tmp_path)], Resources())
 
 
-def test_a_refused_job_is_told_in_sbatch_s_words(stand_ins):
+def test_a_refused_job_is_told_in_sbatch_s_words(stand_ins, capsys):
     (stand_ins / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
-    with pytest.raises(SlurmError, match=r"sbatch refused the job: .*invalid partition"):
+    with pytest.raises(SlurmError, match=r"sbatch failed: .*invalid partition"):
         launcher.submit(stand_ins / "s", [request(stand_ins)], Resources(partition="nowhere"))
     assert manifest.read(stand_ins / "s") == {}
+    assert capsys.readouterr().err == ""  # it is told once
+    words = "sbatch: error: resolve_ctls_from_dns_srv: Unknown host\nCould not establish a configuration source"
+    (stand_ins / "bin" / "sbatch").write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
+    with pytest.raises(SlurmError, match=r"^sbatch reaches no SLURM controller \(SLURM_CONF"):
+        launcher.submit(stand_ins / "s", [request(stand_ins)], Resources())
 
 
 def test_waiting_ends_when_all_are_over_and_tells_failures(stand_ins, capsys):

@@ -101,6 +101,37 @@ def test_the_queue_is_asked_only_for_what_is_wanted(stand_ins):
     assert {job_id: job.state for job_id, job in jobs(["5_0", "5_1"]).items()} == {"5_0": "RUNNING", "5_1": "CANCELLED"}
 
 
+NO_CONTROLLER = {
+    "no configuration": "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+    "squeue: error: fetch_config: DNS SRV lookup failed\nsqueue: fatal: Could not establish a configuration source",
+    "no daemon": "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+}
+
+
+@pytest.mark.parametrize("words", NO_CONTROLLER.values(), ids=NO_CONTROLLER)
+def test_without_a_controller_the_records_are_shown_and_the_remedy_is_told(stand_ins, capsys, monkeypatch, words):
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    for name in ("squeue", "scancel", "sbatch"):
+        (stand_ins / "bin" / name).write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
+    sweep = stand_ins / "sweep"
+    sweep.mkdir()
+    manifest.append(sweep, [submission("a", "5_0"), submission("b", "5_1"), submission("c", "5_2")])
+    record(sweep, "a", "finished", 2)
+    record(sweep, "b", "running", 1)
+    assert main(["status", str(sweep)]) == 2
+    output, errors = capsys.readouterr()
+    assert output.splitlines()[-1] == "1 finished, 1 running, 1 submitted"
+    assert errors.count("\n") == 1
+    assert "SLURM_CONF is not set" in errors
+    assert 'eval "$(python -m slurm local-cluster up)"' in errors
+    assert "resolve_ctls" not in errors
+    assert main(["cancel", str(sweep)]) == 2
+    assert capsys.readouterr().err.startswith("error: squeue reaches no SLURM controller")
+    monkeypatch.setenv("SLURM_CONF", "/c/slurm.conf")
+    with pytest.raises(SlurmError, match=r"SLURM_CONF=/c/slurm\.conf: does it still run\?"):
+        jobs(["5"])
+
+
 def test_a_queue_that_cannot_be_asked_says_nothing_about_jobs(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmError, match="squeue is not on this machine"):
@@ -119,6 +150,7 @@ def test_commands(stand_ins, capsys):
     assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["running", "finished"]
     assert main(["cancel", str(sweep)]) == 0
     assert (stand_ins / "cancelled").read_text() == "5_0\n"
+    assert [row.state for row in sweep_status(sweep)] == ["cancelling", "finished"]
     (stand_ins / "queue").write_text("")  # SLURM has forgotten them
     assert [row.state for row in sweep_status(sweep)] == ["cancelled", "finished"]
     manifest.append(sweep, [submission("a", "7")])
