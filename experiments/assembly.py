@@ -14,6 +14,7 @@ from experiments.data import Batch, Images
 from experiments.devices import choose_device
 from experiments.models import build_model
 from experiments.ranks import Rank
+from experiments.settings import ConfigError
 from kfac import KFAC
 from kfac.communication import Communicator, get_communicator, init_distributed
 from kfac.config import KFACConfig
@@ -132,14 +133,17 @@ def assemble(
         weight_decay=config.optimizer.weight_decay,
     )
     recorder = Recorder(site.device, site.communicator.rank)
-    preconditioner = KFAC(
-        model,
-        kfac,
-        schedule,
-        average_gradients=True,
-        model_profile=profiles[0],
-        cluster_profile=profiles[1],
-        communicator=site.communicator,
-        recorder=recorder,
-    )
+    try:
+        preconditioner = KFAC(
+            model,
+            kfac,
+            schedule,
+            average_gradients=True,
+            model_profile=profiles[0],
+            cluster_profile=profiles[1],
+            communicator=site.communicator,
+            recorder=recorder,
+        )
+    except ValueError as error:  # as patterns that match no layer, or another model's profile
+        raise ConfigError(str(error)) from error
     return Learner(model, optimizer, preconditioner, recorder, config.label_smoothing, kfac.accumulation_steps)

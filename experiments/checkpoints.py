@@ -6,7 +6,9 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 COMMIT = "commit.json"
 SHARED = "shared.pt"
+_FOLDER = re.compile(r"iter(\d+)")
 
 
 class Checkpoints:
@@ -45,33 +48,55 @@ class Checkpoints:
             iteration: the next one to run.
             shared: rank 0's is saved.
             own: every rank's is saved.
+
+        Raises:
+            OSError: if it cannot be written; nothing of it is left then.
         """
-        rank, target = self._communicator.rank, self.folder / f"iter{iteration:06d}"
+        target = self.folder / f"iter{iteration:06d}"
+        try:
+            self._save(target, iteration, shared, own)
+        except OSError:
+            shutil.rmtree(target, ignore_errors=True)  # on a full disk it is in the way of the record
+            raise
+
+    def _save(self, target: Path, iteration: int, shared: dict[str, Any], own: dict[str, Any]) -> None:
+        rank = self._communicator.rank
         if rank == 0:
             # Left over from a run that was killed while it saved: its files would not match the new ones.
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
         self._communicator.barrier()
-        digests = {f"rank{rank}.pt": _save(target / f"rank{rank}.pt", own)}
+        digests = {f"rank{rank}.pt": _save_and_digest(target / f"rank{rank}.pt", own)}
         if rank == 0:
-            digests[SHARED] = _save(target / SHARED, shared)
+            digests[SHARED] = _save_and_digest(target / SHARED, shared)
         everyone = self._communicator.all_gather_object(digests)
         if rank == 0:
             files = {name: digest for part in everyone for name, digest in part.items()}
             world_size = self._communicator.world_size
             write_json(target / COMMIT, {"iteration": iteration, "world_size": world_size, "files": files})
-            for old in self._committed()[: -self._keep]:
+            # A later one was left out when the run was continued from an earlier one, or from its beginning.
+            there = self._committed()
+            later = [path for path in there if _iteration(path) > iteration]
+            for old in [*there[: len(there) - len(later)][: -self._keep], *later]:
                 shutil.rmtree(old, ignore_errors=True)
         self._communicator.barrier()
 
-    def load(self, map_location: torch.device) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+    def load(
+        self, map_location: torch.device, recorded: int | None = None
+    ) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
         """The last checkpoint that is whole: its iteration, the shared and this rank's own state; collective.
 
         A damaged one falls back to the one before, with a warning.
+
+        Args:
+            map_location: where tensors go.
+            recorded: the first iteration that the record has lost (rank 0's counts): a later checkpoint is left out
+                too, with a warning, as a run continued from it would have a hole. None: nothing is lost.
         """
         target: Path | None = None
         if self._communicator.rank == 0:
-            target = next(filter(self._whole, reversed(self._committed())), None)
+            usable = (path for path in reversed(self._committed()) if self._recorded(path, recorded))
+            target = next(filter(self._whole, usable), None)
         target = self._communicator.broadcast_object(target)
         if target is None:
             return None
@@ -85,32 +110,58 @@ class Checkpoints:
 
     def _committed(self) -> list[Path]:
         found = (path.parent for path in self.folder.glob(f"iter*/{COMMIT}"))
-        return sorted(found, key=lambda path: int(path.name[4:]))
+        return sorted((path for path in found if _FOLDER.fullmatch(path.name)), key=_iteration)
+
+    def _recorded(self, target: Path, recorded: int | None) -> bool:
+        if recorded is None or _iteration(target) <= recorded:
+            return True
+        logger.warning("checkpoint %s is left out: the metrics of iteration %d are lost", target, recorded)
+        return False
 
     def _whole(self, target: Path) -> bool:
         try:
             commit = json.loads((target / COMMIT).read_text())
-            damaged = [name for name, digest in commit["files"].items() if _digest(target / name) != digest]
+            files = {SHARED, *(f"rank{rank}.pt" for rank in range(commit["world_size"]))}
+            damaged = sorted(files ^ commit["files"].keys())
+            damaged += [name for name, digest in commit["files"].items() if _digest(target / name) != digest]
             if commit["world_size"] != self._communicator.world_size:
                 damaged.append(f"it is of {commit['world_size']} ranks")
-        except (OSError, ValueError, KeyError) as error:
-            damaged = [str(error)]
+            if commit["iteration"] != _iteration(target):
+                damaged.append(f"it is of iteration {commit['iteration']}")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            damaged = [f"{COMMIT}: {error}" if not isinstance(error, OSError) else str(error)]
         if damaged:
             logger.warning("checkpoint %s is left out, damaged: %s", target, ", ".join(damaged))
         return not damaged
 
 
 def save_tensors(path: Path, state: dict[str, Any]) -> None:
-    """Write tensors as torch does, replacing the file as a whole."""
+    """Write tensors as torch does, replacing the file as a whole.
+
+    Raises:
+        OSError: if that fails, as on a full disk; the temporary file is removed.
+    """
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:  # torch turns some of the former into the latter, one after the other
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        first: BaseException = error
+        while not isinstance(first, OSError) and first.__context__ is not None:
+            first = first.__context__
+        raise OSError(f"{path} cannot be written: {first}") from None
 
 
-def _save(path: Path, state: dict[str, Any]) -> str:
+def _iteration(path: Path) -> int:
+    return int(path.name.removeprefix("iter"))
+
+
+def _save_and_digest(path: Path, state: dict[str, Any]) -> str:
     save_tensors(path, state)
     return _digest(path)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from experiments.settings import ConfigError
 from experiments.worker import JOB_FILE, error_file, result_file
 
 POLL_S = 0.05
@@ -35,6 +36,8 @@ class RankFailure:
     rank: int
     message: str
     traceback: str = ""
+    mistake: str = ""
+    """What the user must change (one line), where that was the reason; the traceback is of no use then."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.message}" + (f"\n{self.traceback.rstrip()}" if self.traceback else "")
@@ -184,7 +187,9 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]], folder: Path, l
     errors = [json.loads(path.read_text()) for r in range(len(codes)) if (path := error_file(folder, r)).exists()]
     if errors:
         first = min(errors, key=lambda error: error["time"])
-        return RankFailure(first["rank"], f"failed: {first['type']}: {first['message']}", first["traceback"])
+        message = f"failed: {first['type']}: {first['message']}"
+        mistake = " ".join(first["message"].split()) if first["type"] == ConfigError.__name__ else ""
+        return RankFailure(first["rank"], message, first["traceback"], mistake)
     rank = next(r for r, code in enumerate(codes) if code)
     return RankFailure(rank, f"ended with exit code {codes[rank]}", _tail(log_folder, rank))
 

@@ -53,6 +53,8 @@ def run(settings: DictConfig) -> None:
     try:
         launch("experiments.profile:run_rank", payload, config.world_size, threads=config.threads)
     except LaunchError as error:
+        if error.failure.mistake:
+            raise ConfigError(error.failure.mistake) from None
         print(f"profiling failed: {error.failure}", file=sys.stderr)  # noqa: T201
         raise RunFailedError(str(error)) from None
 

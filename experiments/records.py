@@ -11,21 +11,28 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from experiments.provenance import code_identity, environment_facts
 
+logger = logging.getLogger(__name__)
+
 SCHEMA = 1
 RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
 KEPT = (".lock", ".rendezvous", "rendezvous")
 """Beginnings of the names of files that starting over leaves alone."""
 STATUSES = (RUNNING, FINISHED, FAILED, INTERRUPTED)
+FOLDERS = ("timelines", "checkpoint", "logs", "wandb")
+_TIMELINE = re.compile(r"iter(\d+)\.rank(\d+)\.json")
 
 
 class RecordInUseError(RuntimeError):
@@ -36,11 +43,16 @@ def write_text(path: Path, text: str) -> None:
     """Replace a file as a whole: readers see the old text or the new one, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:  # as on a full disk, where what was written is in the way
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -54,15 +66,39 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: for a damaged row in the middle, naming file and line.
     """
-    try:
-        lines = path.read_text().split("\n")
-    except FileNotFoundError:
-        return
-    for number, line in enumerate(lines[:-1], start=1):  # a complete row ends with a newline
+    for number, line in enumerate(_whole_lines(path), start=1):
         try:
-            yield json.loads(line)
+            yield _row(line)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}, is damaged: {error}") from error
+
+
+def read_whole_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file without the damaged ones, which one warning names."""
+    rows, damaged = [], []
+    for number, line in enumerate(_whole_lines(path), start=1):
+        try:
+            rows.append(_row(line))
+        except ValueError:
+            damaged.append(number)
+    if damaged:
+        logger.warning("%s: damaged rows are left out, line %s", path, ", ".join(map(str, damaged)))
+    return rows
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """A complete row ends with a newline."""
+    try:
+        return path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    row = json.loads(line.decode())
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str) or type(row.get("iter")) is not int:
+        raise ValueError("a row without kind or iter")
+    return row
 
 
 def last_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -114,18 +150,24 @@ class RunRecord:
         """
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
-        if rerun:
-            _empty(path)
-        if (path / "run.json").exists():
-            record = cls.load(path)
-            if record.head["run_id"] != run_id:
-                raise ValueError(f"{path} holds the record of {record.head['run_id']}, not of {run_id}")
-        else:
-            head = {"schema": SCHEMA, "run_id": run_id, "name": name, "status": INTERRUPTED, **facts}
-            head |= {"created": now(), "finished": None, "segments": [], "code": {}, "error": None}
-            record = cls(path, head)
-            write_json(path / "config.json", config)
-            record._write_head()
+        try:
+            if rerun:
+                _empty(path)
+            if (path / "run.json").exists():
+                record = cls.load(path)
+                if record.head["run_id"] != run_id:
+                    raise ValueError(f"{path} holds the record of {record.head['run_id']}, not of {run_id}")
+                if record.status != FINISHED:
+                    record._repair()
+            else:
+                head = {"schema": SCHEMA, "run_id": run_id, "name": name, "status": INTERRUPTED, **facts}
+                head |= {"created": now(), "finished": None, "segments": [], "code": {}, "error": None}
+                record = cls(path, head)
+                write_json(path / "config.json", config)
+                record._write_head()
+        except BaseException:
+            lock.close()
+            raise
         record._lock = lock
         return record
 
@@ -134,14 +176,17 @@ class RunRecord:
         """Read a record.
 
         Raises:
-            ValueError: if there is none, or one of another schema.
+            ValueError: if there is none, a damaged one, or one of another schema.
         """
         try:
-            head = json.loads((path / "run.json").read_text())
+            head = json.loads((path / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ValueError(f"no run record in {path}: {error}") from error
+        if not isinstance(head, dict):
+            raise ValueError(f"{path}/run.json is damaged: no object")
         if head.get("schema") != SCHEMA:
             raise ValueError(f"{path}/run.json has schema {head.get('schema')!r}, this code reads {SCHEMA}")
+        _require(path, head, run_id=str, status=str)
         return cls(path, head)
 
     @property
@@ -164,9 +209,10 @@ class RunRecord:
             Whether the code is the same as in the segment before.
         """
         code, patch = code_identity()
-        before = self.head["segments"][-1]["code"] if self.head["segments"] else None
+        before = self.head["segments"][-1].get("code") if self.head["segments"] else None
         previous = self.path / "code.diff"
-        same = before is None or (before == code and (previous.read_text() if previous.exists() else "") == patch)
+        old = previous.read_bytes() if previous.exists() else b""
+        same = before is None or (before == code and old == patch.encode())
         if not self.head["segments"]:
             self.head["code"] = code
         if patch or not same:
@@ -205,33 +251,58 @@ class RunRecord:
     def log(self, row: Mapping[str, Any]) -> None:
         """Append a metrics row with at least ``kind`` (``train`` or ``eval``) and ``iter``; it is flushed at once."""
         if self._metrics is None:
-            path = self.path / "metrics.jsonl"
-            _cut_torn_row(path)
-            self._metrics = path.open("a")
+            self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
         self._metrics.write(json.dumps(dict(row)) + "\n")
         self._metrics.flush()
 
+    def sync(self) -> None:
+        """Have the rows so far outlive a crash of the machine: before a checkpoint that builds on them."""
+        if self._metrics is not None:
+            os.fsync(self._metrics.fileno())
+
     def rows(self) -> list[dict[str, Any]]:
-        """The metrics, one row per kind and iteration."""
+        """The metrics, one row per kind and iteration.
+
+        Raises:
+            ValueError: for a damaged row, naming file and line.
+        """
         return last_rows(read_rows(self.path / "metrics.jsonl"))
+
+    def whole_rows(self) -> list[dict[str, Any]]:
+        """As :meth:`rows`, but without the damaged ones, which one warning names."""
+        return last_rows(read_whole_rows(self.path / "metrics.jsonl"))
 
     def timeline_path(self, iteration: int, rank: int) -> Path:
         """Where a rank saves the timeline of an iteration."""
         return self.path / "timelines" / f"iter{iteration:06d}.rank{rank}.json"
 
     def timeline_paths(self) -> dict[int, list[Path]]:
-        """The saved timelines of each iteration, in the order of the ranks."""
-        found: dict[int, list[Path]] = {}
+        """The saved timelines of each iteration, in the order of the ranks; files of other names do not count."""
+        found: dict[int, dict[int, Path]] = {}
         for path in (self.path / "timelines").glob("iter*.rank*.json"):
-            found.setdefault(int(path.name[4:].partition(".")[0]), []).append(path)
-        return {i: sorted(found[i], key=lambda p: int(p.name.split(".")[1][4:])) for i in sorted(found)}
+            if match := _TIMELINE.fullmatch(path.name):
+                found.setdefault(int(match[1]), {})[int(match[2])] = path
+        return {i: [found[i][rank] for rank in sorted(found[i])] for i in sorted(found)}
 
     def close(self) -> None:
         """Release the files and the lock."""
         for file in (self._metrics, self._lock):
             if file is not None:
-                file.close()
+                with suppress(OSError):  # a row that a full disk has refused already
+                    file.close()
         self._metrics = self._lock = None
+
+    def _repair(self) -> None:
+        """Remove damaged rows, and what a crash left of the last one: the next one starts on a line of its own."""
+        _require(self.path, self.head, name=str, created=str, segments=list)
+        for folder in (self.path / name for name in FOLDERS):
+            if folder.exists() and not folder.is_dir():
+                raise ValueError(f"{folder} is no folder: remove it")
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            text = "".join(json.dumps(row) + "\n" for row in read_whole_rows(path))
+            if text.encode() != path.read_bytes():
+                write_text(path, text)
 
     def _write_head(self) -> None:
         write_json(self.path / "run.json", self.head)
@@ -240,6 +311,14 @@ class RunRecord:
 def find_records(root: Path) -> list[RunRecord]:
     """All records at or below a folder, in the order of their paths."""
     return [RunRecord.load(path.parent) for path in sorted(root.rglob("run.json"))]
+
+
+def _require(path: Path, head: Mapping[str, Any], **kinds: type) -> None:
+    wrong = [key for key, kind in kinds.items() if not isinstance(head.get(key), kind)]
+    if not wrong and not all(isinstance(segment, dict) for segment in head.get("segments", ())):
+        wrong = ["segments"]
+    if wrong:
+        raise ValueError(f"{path}/run.json is damaged: {', '.join(wrong)} missing or of a wrong kind")
 
 
 def now() -> str:
@@ -270,13 +349,3 @@ def _empty(path: Path) -> None:
         if child.name.startswith(KEPT):  # in use by this start
             continue
         shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
-
-
-def _cut_torn_row(path: Path) -> None:
-    """Remove what a crash left of a row, so that the next one starts on a line of its own."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)

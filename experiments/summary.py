@@ -2,53 +2,68 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.records import RunRecord
 from experiments.timeline_view import write_html, write_png
 from kfac.timeline import Timeline
 
+logger = logging.getLogger(__name__)
 
-def summarise(record: RunRecord, warmup: int) -> dict[str, Any]:
+
+def summarise(record: RunRecord, warmup: int, timelines: Mapping[int, Timeline] | None = None) -> dict[str, Any]:
     """The content of ``summary.json``.
 
     Args:
         record: of the run.
         warmup: first iterations that the times leave out (unless there are no others).
+        timelines: of the recorded iterations; None: :func:`merged_timelines`.
     """
-    rows = record.rows()
+    rows = record.whole_rows()
     trained = [row for row in rows if row["kind"] == "train"]
     evaluated = [row for row in rows if row["kind"] == "eval"]
-    seconds = [row["iteration_s"] for row in trained]
-    timelines = merged_timelines(record)
+    seconds = [row["iteration_s"] for row in trained if isinstance(row.get("iteration_s"), (int, float))]
+    timelines = merged_timelines(record) if timelines is None else timelines
+    recorded = list(timelines.values())
     last = evaluated[-1] if evaluated else {}
     return {
         "iterations": len(trained),
         "iteration_s": _quartiles(seconds[warmup:] or seconds),
-        "breakdown_s": _mean([timeline.breakdown_s() for timeline in timelines]),
-        "hidden_s": _mean([timeline.hidden_s() for timeline in timelines]),
-        "recorded_iterations": list(record.timeline_paths()),
-        "train_loss": trained[-1]["loss"] if trained else None,
+        "breakdown_s": _mean([timeline.breakdown_s() for timeline in recorded]),
+        "hidden_s": _mean([timeline.hidden_s() for timeline in recorded]),
+        "recorded_iterations": list(timelines),
+        "train_loss": trained[-1].get("loss") if trained else None,
         "eval_loss": last.get("loss"),
         "eval_accuracy": last.get("accuracy"),
     }
 
 
-def merged_timelines(record: RunRecord) -> list[Timeline]:
-    """One timeline of all ranks per recorded iteration."""
-    return [Timeline.merge(map(Timeline.from_chrome_trace, paths)) for paths in record.timeline_paths().values()]
+def merged_timelines(record: RunRecord) -> dict[int, Timeline]:
+    """One timeline of all ranks per recorded iteration; those that cannot be read are left out, with one warning."""
+    merged, damaged = {}, []
+    for iteration, paths in record.timeline_paths().items():
+        try:
+            merged[iteration] = Timeline.merge(map(Timeline.from_chrome_trace, paths))
+        except Exception as error:  # a file may hold anything
+            damaged.append(f"iteration {iteration} ({error})")
+    if damaged:
+        logger.warning("%s: damaged timelines are left out, %s", record.path / "timelines", ", ".join(damaged))
+    return merged
 
 
-def render_timelines(record: RunRecord) -> Timeline | None:
+def render_timelines(record: RunRecord, timelines: Mapping[int, Timeline] | None = None) -> Timeline | None:
     """Draw the last recorded iteration into ``timeline.png`` and ``timeline.html``; None if none was recorded."""
-    timelines = merged_timelines(record)
+    timelines = merged_timelines(record) if timelines is None else timelines
     if not timelines:
         return None
-    title = f"{record.head['name']}: iteration {list(record.timeline_paths())[-1]}, measured"
-    write_png(timelines[-1], record.path / "timeline.png", title)
-    write_html(timelines[-1], record.path / "timeline.html", title)
-    return timelines[-1]
+    last = max(timelines)
+    title = f"{record.head['name']}: iteration {last}, measured"
+    write_png(timelines[last], record.path / "timeline.png", title)
+    write_html(timelines[last], record.path / "timeline.html", title)
+    return timelines[last]
 
 
 def _quartiles(seconds: list[float]) -> dict[str, float]:

@@ -43,7 +43,10 @@ def main() -> None:
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             raise
-        _leave(error_file(folder, rank), error, rank)
+        try:
+            _leave(error_file(folder, rank), error, rank)
+        except OSError:  # no room: the log is what the launcher shows then
+            traceback.print_exception(error)
         # Other threads (gloo's, a reader's) may be stuck with the ranks that are gone.
         sys.stdout.flush()
         os._exit(1)

@@ -30,7 +30,12 @@ def test_the_last_ones_stay_and_the_last_counts(checkpoints, tmp_path):
     assert (iteration, shared["weight"].tolist(), int(own["random"])) == (1_000_000, [1e6, 1e6], 1_000_000)
 
 
-@pytest.mark.parametrize("damage", ["uncommitted", "cut", "flipped", "missing", "other world", "no JSON"])
+DAMAGED_COMMITS = ("[]", '{"files": {}}', '{"files": {}, "world_size": 1, "iteration": 2}')
+
+
+@pytest.mark.parametrize(
+    "damage", ["uncommitted", "cut", "flipped", "missing", "other world", "no JSON", *DAMAGED_COMMITS]
+)
 def test_a_damaged_one_falls_back_to_the_one_before(checkpoints, tmp_path, caplog, damage):
     save(checkpoints, 1)
     save(checkpoints, 2)
@@ -50,9 +55,41 @@ def test_a_damaged_one_falls_back_to_the_one_before(checkpoints, tmp_path, caplo
         commit = json.loads((target / COMMIT).read_text())
         (target / COMMIT).write_text(json.dumps({**commit, "world_size": 2}))
     else:
-        (target / COMMIT).write_text("{")
+        (target / COMMIT).write_text("{" if damage == "no JSON" else damage)
     with caplog.at_level(logging.WARNING):
         assert checkpoints.load(CPU)[0] == 1
     assert ("iter000002" in caplog.text) == (damage != "uncommitted")
     save(checkpoints, 2)
     assert checkpoints.load(CPU)[0] == 2
+
+
+def test_those_beyond_what_the_record_holds_are_left_out(checkpoints, tmp_path, caplog):
+    for iteration in (10, 20):
+        save(checkpoints, iteration)
+    (tmp_path / "iterfoo").mkdir()
+    (tmp_path / "iterfoo" / COMMIT).write_text("{}")
+    assert checkpoints.load(CPU, 20)[0] == 20
+    assert caplog.text == ""
+    assert checkpoints.load(CPU, 19)[0] == 10
+    assert "iter000020 is left out: the metrics of iteration 19 are lost" in caplog.text
+    assert checkpoints.load(CPU, 9) is None
+    save(checkpoints, 5)  # from the beginning: the new one stays, the ones that were left out go
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iter000005", "iterfoo"]
+
+
+def test_a_full_disk_leaves_nothing_and_is_told_once(checkpoints, tmp_path, monkeypatch):
+    save(checkpoints, 1)
+
+    def full(state, file):
+        file.write(b"half of it")
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise RuntimeError("unexpected pos 64 vs 0")  # noqa: B904 (as torch does)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"rank0\.pt cannot be written: .*No space left on device") as caught:
+        save(checkpoints, 2)
+    assert caught.value.__suppress_context__
+    assert [path.name for path in tmp_path.rglob("*") if path.is_dir()] == ["iter000001"]
+    assert checkpoints.load(CPU)[0] == 1

@@ -1,6 +1,7 @@
 """Records survive crashes, restarts and readers at any moment, and hold no secret."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -9,7 +10,9 @@ import textwrap
 import pytest
 
 from experiments.provenance import code_identity, environment_facts
-from experiments.records import RecordInUseError, RunRecord, find_records, read_rows
+from experiments.records import RecordInUseError, RunRecord, find_records, read_rows, write_text
+from experiments.summary import merged_timelines, render_timelines, summarise
+from kfac.timeline import Span, Timeline
 
 FACTS = {"schedule": "spdkfac", "model": "mlp", "data": "digits", "world_size": 2, "seed": 0}
 
@@ -71,6 +74,79 @@ def test_damage_in_the_middle_is_an_error(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "iter": 0}\n{"kind"\n{"kind": "train", "iter": 2}\n')
     with pytest.raises(ValueError, match=r"metrics.jsonl, line 2, is damaged"):
         list(read_rows(tmp_path / "metrics.jsonl"))
+
+
+DAMAGED_ROWS = (b'{"kind": "tr', b"[1]", b'{"iter": 1}', b'{"kind": "train", "iter": "2"}', b"\xff\xfe")
+
+
+def test_damaged_rows_are_left_out_named_and_removed_when_the_run_goes_on(tmp_path, caplog):
+    new_record(tmp_path).close()
+    path = tmp_path / "metrics.jsonl"
+    whole = [json.dumps({"kind": "train", "iter": i, "loss": 1.0, "iteration_s": 0.1}).encode() for i in range(2)]
+    path.write_bytes(b"\n".join([whole[0], *DAMAGED_ROWS, whole[1], b'{"torn']))
+    with caplog.at_level(logging.WARNING):
+        assert [row["iter"] for row in RunRecord.load(tmp_path).whole_rows()] == [0, 1]
+    assert len(caplog.records) == 1
+    assert "line 2, 3, 4, 5, 6" in caplog.text
+    record = new_record(tmp_path)
+    record.log({"kind": "train", "iter": 2})
+    assert [row["iter"] for row in record.rows()] == [0, 1, 2]
+    assert summarise(record, 0, {})["iterations"] == 3
+
+
+def test_damaged_timelines_are_left_out_and_named(tmp_path, caplog):
+    record = new_record(tmp_path)
+    for iteration in (5, 15, 25):
+        path = record.timeline_path(iteration, 0)
+        path.parent.mkdir(exist_ok=True)
+        Timeline((Span(0, "compute", "FF", "forward", 0, 1e-3),), total_s=2e-3).to_chrome_trace(path)
+    record.timeline_path(25, 0).write_text("")
+    record.timeline_path(35, 0).write_bytes(b"\xff{}")
+    (tmp_path / "timelines" / "iterfoo.rank0.json").write_text("{}")
+    (tmp_path / "timelines" / "notes.txt").write_text("")
+    with caplog.at_level(logging.WARNING):
+        found = merged_timelines(record)
+    assert list(found) == [5, 15]
+    assert len(caplog.records) == 1
+    assert "iteration 25 " in caplog.text
+    assert "iteration 35 " in caplog.text
+    assert summarise(record, 0, found)["breakdown_s"]["FF"] == pytest.approx(1e-3)
+    assert render_timelines(record, found) == found[15]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', '{"schema": 1, "segments": [1]}', "\xff"])
+def test_a_damaged_head_is_named(tmp_path, text):
+    (tmp_path / "run.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        new_record(tmp_path)
+    (tmp_path / "run.json").unlink()
+    new_record(tmp_path).close()  # the lock is free again
+
+
+def test_foreign_files_in_a_record(tmp_path):
+    record = new_record(tmp_path)
+    record.begin_segment()
+    record.close()
+    (tmp_path / "code.diff").write_bytes(b"\xff\xfe")
+    record = new_record(tmp_path)
+    assert not record.begin_segment()  # the code was another one, as far as one can tell
+    record.close()
+    (tmp_path / "logs").write_text("")
+    with pytest.raises(ValueError, match="logs is no folder"):
+        new_record(tmp_path)
+
+
+def test_a_full_disk_leaves_no_temporary_file(tmp_path, monkeypatch):
+    write_text(tmp_path / "a.json", "old")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("experiments.records.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_text(tmp_path / "a.json", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert (tmp_path / "a.json").read_text() == "old"
 
 
 def test_two_writers_and_foreign_records_are_refused(tmp_path):
