@@ -24,7 +24,7 @@ TAGS = {
     "S*": f"S*: simulated, every rank inverts d < {published.lbp_threshold_dim()} as in the paper's runs",
 }
 """What stands under a bar, and what it means."""
-SIMULATED_HATCH = "//////"
+HATCHES = {"P": None, "S": "//////", "S*": "......"}
 _GAP = 0.7  # between algorithms, in widths of a bar
 
 
@@ -70,16 +70,13 @@ def draw(models: Mapping[str, list[Bar]]) -> Figure:
     panels[0].set_ylim(0.0, 1.04 * highest_s)
     panels[0].set_ylabel("iteration time [s]")
     look: dict[str, Any] = {"loc": "upper center", "frameon": False, "handlelength": 1.4, "columnspacing": 1.4}
-    kinds = [Patch(facecolor=COLORS[kind], label=kind, **EDGE) for kind in published.KINDS]
+    named = {kind: kind for kind in published.KINDS} | {"FactorComp": "FactorComp with preconditioning"}
+    kinds = [Patch(facecolor=COLORS[kind], label=label, **EDGE) for kind, label in named.items()]
     figure.legend(handles=kinds, ncols=len(kinds), bbox_to_anchor=(0.53, 1.01), **look)
-    tags = [Patch(facecolor="white", hatch=_hatch(tag), label=text, **EDGE) for tag, text in TAGS.items()]
+    tags = [Patch(facecolor="white", hatch=HATCHES[tag], label=text, **EDGE) for tag, text in TAGS.items()]
     figure.legend(handles=tags, ncols=len(tags), bbox_to_anchor=(0.53, 0.95), **look)
     figure.subplots_adjust(left=0.065, right=0.995, top=0.80, bottom=0.115, wspace=0.06)
     return figure
-
-
-def _hatch(tag: str) -> str | None:
-    return None if tag == "P" else SIMULATED_HATCH
 
 
 def _panel(axes: Axes, of_model: list[Bar]) -> None:
@@ -91,7 +88,7 @@ def _panel(axes: Axes, of_model: list[Bar]) -> None:
         centres.setdefault(bar.algorithm, []).append(x)
         bottom = 0.0
         for kind, seconds in bar.exposed_s.items():
-            axes.bar(x, seconds, 1.0, bottom=bottom, color=COLORS[kind], hatch=_hatch(bar.tag), **EDGE)
+            axes.bar(x, seconds, 1.0, bottom=bottom, color=COLORS[kind], hatch=HATCHES[bar.tag], **EDGE)
             bottom += seconds
         where: dict[str, Any] = {"xytext": (0, -2), "textcoords": "offset points", "ha": "center", "va": "top"}
         axes.annotate(bar.tag, (x, 0.0), fontsize=6, annotation_clip=False, **where)
@@ -105,7 +102,8 @@ def make(context: Context) -> Made:
     provenance = Provenance(NAME)
     provenance.inputs["bars"] = (
         "Both are differences between iterations with parts left out, the paper's protocol: forward and backward; plus "
-        "gradient messages; plus factors; plus factor messages; plus inversions; plus broadcasts."
+        f"gradient messages; plus factors; plus factor messages; plus inversions; plus broadcasts. "
+        f"{simulated.PRECONDITIONING}"
     )
     models = {key: bars(key, provenance) for key in published.model_keys()}
     with paper_style():

@@ -34,11 +34,12 @@ def table() -> tuple[Table, Provenance]:
     rows = tuple(_row(key, provenance) for key in published.model_keys())
     notes = (
         "Seconds per iteration. SP1 = D-KFAC / SPD-KFAC, SP2 = MPD-KFAC / SPD-KFAC.",
-        "published: the values of the paper's figure; the speed-ups are their ratios.",
+        "published: the values of the paper's figure; the speed-ups are their ratios. Which of the paper's SP1 and SP2 "
+        "is which is inferred.",
         "simulated: kfac.simulation on profiles derived from other published numbers (paper64). Computing and "
         "communication do not slow each other down there, so more is hidden than in the paper's runs; and the "
         f"all-reduce constants of the authors' code, which it uses, explain {min(explained):.0%} to "
-        f"{max(explained):.0%} of the published D-KFAC FactorComm.",
+        f"{max(explained):.0%} of the published D-KFAC FactorComm. {simulated.PRECONDITIONING}",
         f"{AS_RUN}: with the dimension threshold that the paper's runs had in place of the cost rule.",
     )
     return Table("Iteration time on 64 GPUs [s], published and simulated", COLUMNS, rows, notes), provenance
