@@ -15,6 +15,10 @@ ITEMS: dict[str, ModuleType] = {
     item.NAME: item for item in (models_table, iteration_time, measured_iteration_time, breakdown, measured_breakdown)
 }
 """Every table and figure by its name, in the order in which they are made."""
+MEASURED = (measured_iteration_time.NAME, measured_breakdown.NAME)
+"""Those that read run records."""
+RUNS = (Path("runs/reproduce"), Path("runs"))
+"""Where run records are unless the user says so: the first of these that exists."""
 
 
 def _listing() -> str:
@@ -32,7 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="which ones (default: all; see below)")
     parser.add_argument("--out", type=Path, default=Path("paper_figures/out"), help="where to (%(default)s)")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the run records (%(default)s)")
+    parser.add_argument(
+        "--runs", type=Path, help=f"folder of the run records ({RUNS[0]} if there is one, else {RUNS[1]})"
+    )
     parser.add_argument("--list", action="store_true", help="list the names and stop")
     return parser
 
@@ -48,11 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: no table or figure {unknown[0]!r}; there are: {', '.join(ITEMS)}", file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
-    context = Context(options.out, options.runs)
+    runs = options.runs or next((folder for folder in RUNS if folder.is_dir()), RUNS[-1])
+    context = Context(options.out, runs)
+    names = [name for name in ITEMS if name in options.names or not options.names]
+    if set(MEASURED).intersection(names):
+        print(f"what is measured comes from the run records in {runs}\n")
     warned: set[str] = set()
-    for name, item in ITEMS.items():
-        if options.names and name not in options.names:
-            continue
+    for name in names:
+        item = ITEMS[name]
         made = item.make(context)
         for warning in made.warnings:
             if warning not in warned:

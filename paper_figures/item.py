@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.tables import Table
+from analysis.tables import Table, for_screen
 
 TABLE_FORMATS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
 
@@ -82,4 +82,4 @@ def write_table(context: Context, table: Table, provenance: Provenance) -> Made:
         path = context.out / f"{provenance.item}{suffix}"
         path.write_text(table.render(style))
         paths.append(path)
-    return Made((*paths, provenance.write(context.out)), table.render("text"))
+    return Made((*paths, provenance.write(context.out)), for_screen(table))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from analysis.runs import Run, load_runs, paper_order
+from analysis.runs import Run, load_runs, paper_order, sweep_names
 from analysis.statistics import Spread
 from paper_figures.item import Provenance
 
@@ -20,9 +21,11 @@ class Measured:
 
     Args:
         runs: one per seed, or repeats.
+        root: the folder that they were found in.
     """
 
     runs: tuple[Run, ...]
+    root: Path
 
     @property
     def run(self) -> Run:
@@ -32,7 +35,11 @@ class Measured:
     @property
     def label(self) -> str:
         """Its name in provenance files."""
-        return self.run.run_id
+        return self.path_of(self.run)
+
+    def path_of(self, run: Run) -> str:
+        """Where a run lies below the root: its name in provenance files, where a run's id may appear in two sweeps."""
+        return run.path.relative_to(self.root).as_posix()
 
     @property
     def spread(self) -> Spread:
@@ -47,6 +54,10 @@ class Measured:
         kinds = {kind: None for breakdown in recorded for kind in breakdown}
         return {kind: sum(b.get(kind, 0.0) for b in recorded) / len(recorded) for kind in kinds}
 
+    def recorded(self) -> int:
+        """How many iterations :meth:`breakdown_s` is the mean of."""
+        return sum(run.recorded() for run in self.runs)
+
     def communication_share(self) -> float | None:
         """Factors' and gradients' channel seconds over FF, BP and FactorComp; None where no timeline was recorded."""
         shares = []
@@ -59,7 +70,7 @@ class Measured:
 
     def origin(self) -> dict[str, object]:
         """What leads to the numbers."""
-        return {"runs": [run.run_id for run in self.runs]}
+        return {"runs": [self.path_of(run) for run in self.runs]}
 
 
 def measured(runs_folder: Path) -> tuple[list[Measured], list[str]]:
@@ -74,7 +85,47 @@ def measured(runs_folder: Path) -> tuple[list[Measured], list[str]]:
     for run in sorted(runs, key=paper_order):
         if run.status == "finished" and run.iteration_s:
             groups.setdefault((run.comparable, run.schedule), []).append(run)
-    return [Measured(tuple(group)) for group in groups.values()], [str(problem) for problem in problems]
+    return [Measured(tuple(group), runs_folder) for group in groups.values()], [str(problem) for problem in problems]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What tells a group from those of other sweeps and settings; groups of equal ones can stand on one axis.
+
+    Args:
+        sweep: name of its folder; empty where all groups come from one.
+        model, data, batch_size: as the run's.
+        others: further settings (``kfac.damping=0.01``) in which groups differ that otherwise have the same setting.
+    """
+
+    sweep: str
+    model: str
+    data: str
+    batch_size: int | None
+    others: tuple[str, ...] = ()
+
+
+def settings(groups: Sequence[Measured]) -> list[Setting]:
+    """The setting of each group; the number of ranks is none."""
+    names = sweep_names(group.run for group in groups)
+    coarse = [
+        Setting(names[g.run.sweep] if len(names) > 1 else "", g.run.model, g.run.data, g.run.batch_size) for g in groups
+    ]
+    flat = [dict(_flat(group.run.settings)) for group in groups]
+    made = []
+    for setting, own in zip(coarse, flat, strict=True):
+        like = [other for other_setting, other in zip(coarse, flat, strict=True) if other_setting == setting]
+        differing = [key for key in own if any(key not in other or other[key] != own[key] for other in like)]
+        made.append(replace(setting, others=tuple(f"{key}={own[key]}" for key in differing)))
+    return made
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
 
 
 def baseline(of: Measured, groups: Sequence[Measured], schedule: str) -> Measured | None:
@@ -85,10 +136,11 @@ def baseline(of: Measured, groups: Sequence[Measured], schedule: str) -> Measure
     return None
 
 
-def add_runs(provenance: Provenance, groups: Sequence[Measured], root: Path) -> None:
+def add_runs(provenance: Provenance, groups: Sequence[Measured]) -> None:
     """Record path, code and machine of every run."""
     described: dict[str, Mapping[str, object]] = {}
-    for run in (run for group in groups for run in group.runs):
-        path = run.path.relative_to(root).as_posix()
-        described[run.run_id] = {"path": path, "created": run.created, "code": run.code, "machine": run.machine()}
+    for group in groups:
+        for run in group.runs:
+            path = group.path_of(run)
+            described[path] = {"path": path, "created": run.created, "code": run.code, "machine": run.machine()}
     provenance.inputs["runs"] = described

@@ -3,56 +3,109 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.textpath import TextPath
 
 from kfac.timeline import KIND_COLORS
 from paper_figures.item import Context, Made, Provenance
-from paper_figures.measured import NO_RUNS, Measured, add_runs, measured
+from paper_figures.measured import NO_RUNS, Measured, Setting, add_runs, measured, settings
 from paper_figures.style import COLUMN_IN, EDGE, PAGE_IN, paper_style, save
 
 NAME = "measured_breakdown"
 _LEGEND_COLUMNS = 3
-_COLUMN_BARS = 6  # more bars than these need the width of the page
-_PANEL_IN = 2.3  # height of one model's panel with its labels
+_BARS_IN = 1.6  # height of one panel's bars
+_LINE_IN = 0.13  # height of a line of labels
+_PAD_IN = 0.06  # above and below a panel
+_BESIDE_IN = 0.6  # left of a panel: numbers and their name
+_LABEL_PT, _CAPTION_PT = 7.0, 6.0
+_CHARACTERS_PER_IN = {8.0: 17, _CAPTION_PT: 22}  # that fit for sure, by font size
 
 
 def draw(groups: Sequence[Measured]) -> Figure:
-    """One panel per model, one bar per schedule; call it inside :func:`~paper_figures.style.paper_style`.
+    """One panel per setting, one bar per schedule; call it inside :func:`~paper_figures.style.paper_style`.
 
     A bar's height is the mean recorded iteration; the mark beside it the median and quartiles of all iterations, most
     of which no timeline recorded.
     """
-    panels: dict[str, list[Measured]] = {}
-    for group in groups:
-        panels.setdefault(_title(group), []).append(group)
-    widest = max(map(len, panels.values()))
+    panels: dict[Setting, list[Measured]] = {}
+    for group, setting in zip(groups, settings(groups), strict=True):
+        panels.setdefault(setting, []).append(group)
+    width_in, upright = _layout(panels)
+    titles = {setting: textwrap.wrap(_title(setting), _characters(width_in, 8.0)) for setting in panels}
+    captions = {s: textwrap.wrap(_caption(of), _characters(width_in, _CAPTION_PT)) for s, of in panels.items()}
     kinds = [kind for kind in KIND_COLORS if any(group.breakdown_s().get(kind, 0.0) > 0 for group in groups)]
     handles: list[Artist] = [Patch(facecolor=KIND_COLORS[kind], label=kind, **EDGE) for kind in kinds]
     handles.append(Line2D([], [], color=EDGE["edgecolor"], marker="o", ms=2, lw=0.8, label="median, quartiles"))
-    legend_in = 0.15 + 0.15 * math.ceil(len(handles) / _LEGEND_COLUMNS)
-    height_in = legend_in + _PANEL_IN * len(panels)
-    figure = Figure(figsize=(COLUMN_IN if widest <= _COLUMN_BARS else PAGE_IN, height_in))
-    for axes, (title, members) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True):
-        _panel(axes, members)
-        axes.set_title(title)
-    figure.legend(handles=handles, loc="upper center", ncols=_LEGEND_COLUMNS, frameon=False, handlelength=1.5)
-    figure.subplots_adjust(
-        left=0.14, right=0.99, top=1 - (legend_in + 0.2) / height_in, bottom=0.36 / height_in, hspace=0.4
-    )
+    height_in = 0.15 + 0.15 * math.ceil(len(handles) / _LEGEND_COLUMNS)
+    for setting, members in panels.items():
+        labels_in = max(_label_in(group, upright) for group in members)
+        height_in += _BARS_IN + labels_in + 2 * _PAD_IN + _LINE_IN * (2 + len(titles[setting]) + len(captions[setting]))
+    figure = Figure(figsize=(width_in, height_in), layout=ConstrainedLayoutEngine(h_pad=_PAD_IN))
+    for axes, (setting, members) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True):
+        _panel(axes, members, upright)
+        axes.set_xlim(-0.5, max(map(len, panels.values())) - 0.35)  # bars of all panels are equally wide
+        axes.set_title("\n".join(titles[setting]))
+        axes.set_xlabel("\n".join(captions[setting]), fontsize=_CAPTION_PT)
+    figure.legend(handles=handles, loc="outside upper center", ncols=_LEGEND_COLUMNS, frameon=False, handlelength=1.5)
     return figure
 
 
-def _title(group: Measured) -> str:
-    return f"{group.run.model}, {group.run.data}, batch {group.run.batch_size} per rank, measured"
+def _layout(panels: Mapping[Setting, Sequence[Measured]]) -> tuple[float, bool]:
+    """The width in which no two labels touch, and whether they must stand upright for that."""
+    bars = max(map(len, panels.values()))
+    labels = [_label(group) for members in panels.values() for group in members]
+    widest_in = max(_width_in(line) for label in labels for line in label.split("\n"))
+    for width_in in (COLUMN_IN, PAGE_IN):
+        if _BESIDE_IN + (bars + 0.15) * (widest_in + 0.06) <= width_in:
+            return width_in, False
+    lines = max(label.count("\n") + 1 for label in labels)
+    return max(PAGE_IN, _BESIDE_IN + (bars + 0.15) * (_LINE_IN * lines + 0.04)), True
 
 
-def _panel(axes: Axes, members: Sequence[Measured]) -> None:
+def _label(group: Measured) -> str:
+    ranks = group.run.world_size
+    return group.run.schedule.replace("+", "\n") + f"\n{ranks} rank" + "s" * (ranks > 1)
+
+
+def _label_in(group: Measured, upright: bool) -> float:
+    lines = _label(group).split("\n")
+    return max(map(_width_in, lines)) if upright else _LINE_IN * len(lines)
+
+
+def _width_in(line: str) -> float:
+    return float(TextPath((0, 0), line, size=_LABEL_PT).get_extents().width) / 72
+
+
+def _characters(width_in: float, size_pt: float) -> int:
+    return int((width_in - _BESIDE_IN) * _CHARACTERS_PER_IN[size_pt])
+
+
+def _title(setting: Setting) -> str:
+    start = f"{setting.sweep}: " if setting.sweep else ""
+    what = (f"{setting.model}, {setting.data}, batch {setting.batch_size} per rank", *setting.others, "measured")
+    return start + ", ".join(what)
+
+
+def _caption(members: Sequence[Measured]) -> str:
+    recorded, all_of = _range(g.recorded() for g in members), _range(g.spread.n for g in members)
+    plural = "" if recorded == "1" else "s"
+    return f"bars: mean of {recorded} recorded iteration{plural}; dot: median and quartiles of all {all_of}"
+
+
+def _range(numbers: Iterable[int]) -> str:
+    found = sorted(set(numbers))
+    return str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"
+
+
+def _panel(axes: Axes, members: Sequence[Measured], upright: bool) -> None:
     for x, group in enumerate(members):
         bottom = 0.0
         breakdown_s = group.breakdown_s()
@@ -72,12 +125,8 @@ def _panel(axes: Axes, members: Sequence[Measured]) -> None:
             lw=0.8,
             capsize=2,
         )
-    names = [g.run.schedule.replace("+", "\n") for g in members]
-    ranks = [f"{n} rank" + "s" * (n > 1) for n in (g.run.world_size for g in members)]
-    labels = [f"{name}\n{count}" for name, count in zip(names, ranks, strict=True)]
-    axes.set_xticks(range(len(members)), labels)
+    axes.set_xticks(range(len(members)), list(map(_label, members)), rotation=90 if upright else 0, fontsize=_LABEL_PT)
     axes.tick_params(axis="x", length=0)
-    axes.set_xlim(-0.5, len(members) - 0.35)
     axes.set_ylim(bottom=0.0)
     axes.set_ylabel("iteration time [ms]")
 
@@ -87,7 +136,7 @@ def make(context: Context) -> Made:
     provenance = Provenance(NAME)
     found, warnings = measured(context.runs)
     groups = [group for group in found if group.breakdown_s()]
-    add_runs(provenance, groups, context.runs)
+    add_runs(provenance, groups)
     for group in groups:
         for kind, seconds in group.breakdown_s().items():
             provenance.add(f"{group.label}/{kind}", seconds, "measured", **group.origin())

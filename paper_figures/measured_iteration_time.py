@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from analysis.tables import Cell, Column, Table
 from paper_figures import published
 from paper_figures.item import Context, Made, Provenance, write_table
-from paper_figures.measured import NO_RUNS, Measured, add_runs, baseline, measured
+from paper_figures.measured import NO_RUNS, Measured, Setting, add_runs, baseline, measured, settings
 
 NAME = "measured_iteration_time"
-SPEEDUPS = {"SP1": "dkfac", "SP2": "mpdkfac"}
-"""The paper's two speed-ups, and the schedules they are over."""
+SPEEDUPS = {f"{schedule} / schedule": schedule for schedule in ("dkfac", "mpdkfac")}
+"""Ratios of times, by name, and the schedules that they are over."""
 
 COLUMNS = (
     Column("model", align="left"),
@@ -25,24 +26,35 @@ COLUMNS = (
     *(Column(name, ".2f", group="measured") for name in SPEEDUPS),
 )
 
+_EXTRA: dict[Column, Callable[[Setting], str]] = {
+    Column("sweep", align="left"): lambda setting: setting.sweep,
+    Column("settings", align="left"): lambda setting: ", ".join(setting.others),
+}
+"""Columns that stand only where rows differ in them."""
+
 
 def table(runs_folder: Path) -> tuple[Table, Provenance, list[str]]:
     """One row per schedule, and the warnings of records left out."""
     provenance = Provenance(NAME)
     groups, warnings = measured(runs_folder)
-    add_runs(provenance, groups, runs_folder)
-    rows = tuple(_row(group, groups, provenance) for group in groups)
+    add_runs(provenance, groups)
+    which = settings(groups)
+    extra = [c for c in _EXTRA if any(_EXTRA[c](setting) for setting in which)]
+    rows = tuple(
+        (*(_EXTRA[column](setting) for column in extra), *_row(group, groups, provenance))
+        for group, setting in zip(groups, which, strict=True)
+    )
     machines = sorted({_machine(group) for group in groups})
     notes = [
         "measured: real processes of this project. Median and quartiles over n iterations, warm-up left out; of "
-        "several runs the median of each. SP1 = dkfac / schedule, SP2 = mpdkfac / schedule, where the baseline has the "
-        "same model, data, K-FAC options, ranks, batch size, threads and device.",
+        "several runs the median of each. dkfac / schedule, mpdkfac / schedule: that schedule's median over the row's, "
+        "where it has the same sweep (folder), model, data, K-FAC options, ranks, batch size, threads and device.",
         *(f"Machine: {machine}." for machine in machines),
-        *_what_there_is_to_hide(groups, provenance),
+        *_what_there_is_to_hide(groups, which, provenance),
     ]
     if not groups:
         notes = [NO_RUNS.format(runs_folder)]
-    return Table("Iteration time, measured", COLUMNS, rows, tuple(notes)), provenance, warnings
+    return Table("Iteration time, measured", (*extra, *COLUMNS), rows, tuple(notes)), provenance, warnings
 
 
 def _row(group: Measured, groups: list[Measured], provenance: Provenance) -> tuple[Cell, ...]:
@@ -62,20 +74,23 @@ def _row(group: Measured, groups: list[Measured], provenance: Provenance) -> tup
     return (*identity, *times_ms.values(), spread.n, len(group.runs), *ratios)
 
 
-def _what_there_is_to_hide(groups: list[Measured], provenance: Provenance) -> list[str]:
+def _what_there_is_to_hide(groups: list[Measured], which: list[Setting], provenance: Provenance) -> list[str]:
     """How much communication the measured ranks had, beside the paper's: nothing else can be hidden."""
-    notes = []
+    found = []
     of_paper = f"for ResNet-50 on the paper's cluster it was {published.communication_share('resnet50'):.2f}"
-    for group in groups:
+    for group, setting in zip(groups, which, strict=True):
         share = group.communication_share()
         if group.run.schedule != "dkfac" or share is None:
             continue
         provenance.add(f"{group.label}/communication over computing", share, "measured", **group.origin())
-        notes.append(
-            f"Communication / computing of dkfac, {group.run.model} on {group.run.world_size} ranks: {share:.2f}. "
-            f"A schedule can hide no more than there is; {of_paper}; make bench measures over links that give it."
-        )
-    return notes
+        where = ", ".join(filter(None, (setting.sweep, group.run.model, *setting.others)))
+        found.append(f"{share:.2f} ({where}, {group.run.world_size} ranks)")
+    if not found:
+        return []
+    return [
+        f"Communication / computing of dkfac: {', '.join(found)}. "
+        f"A schedule can hide no more than there is; {of_paper}; make bench measures over links that give it."
+    ]
 
 
 def _machine(group: Measured) -> str:
