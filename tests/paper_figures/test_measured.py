@@ -129,7 +129,7 @@ def test_the_check_of_labels_finds_a_clipped_one(tmp_path, drawn):
     shown = drawn(tmp_path)
     assert_legible(shown)
     shown.set_layout_engine("none")
-    shown.subplots_adjust(left=0.05)
+    shown.axes[0].set_position((0.05, 0.2, 0.9, 0.5))
     FigureCanvasAgg(shown).draw()
     with pytest.raises(AssertionError, match="iteration time"):
         assert_legible(shown)
