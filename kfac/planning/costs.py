@@ -8,18 +8,31 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from kfac.planning.checks import keys_of, number, numbers
 
 Cost = Callable[[float], float]
 """Seconds as a function of a size: elements for collectives, the dimension for inverses."""
 
 
-def _require_finite_nonnegative(owner: str, **values: float) -> None:
-    for name, value in values.items():
-        if not math.isfinite(value) or value < 0:
-            raise ValueError(f"{owner}.{name} must be finite and not negative, got {value!r}")
+def checked_cost(name: str, cost: Cost) -> Cost:
+    """``cost`` whose every answer is a number of seconds.
+
+    Returns:
+        A callable that raises ValueError, naming the cost and the size, where ``cost`` returns anything that is not
+        finite and not negative.
+    """
+
+    def checked(size: float) -> float:
+        seconds = cost(size)
+        if type(seconds) is float and 0.0 <= seconds < math.inf:  # planners ask very often: the quick way first
+            return seconds
+        return number(f"cost {name}({size})", seconds)
+
+    return checked
 
 
 @dataclass(frozen=True)
@@ -31,14 +44,15 @@ class LinearCost:
         beta_s_per_element: seconds per element.
 
     Raises:
-        ValueError: if a coefficient is negative or not finite.
+        ValueError: if a coefficient is no number, negative or not finite.
     """
 
     alpha_s: float
     beta_s_per_element: float
 
     def __post_init__(self) -> None:
-        _require_finite_nonnegative("LinearCost", alpha_s=self.alpha_s, beta_s_per_element=self.beta_s_per_element)
+        number("LinearCost.alpha_s", self.alpha_s)
+        number("LinearCost.beta_s_per_element", self.beta_s_per_element)
 
     def __call__(self, elements: float) -> float:
         """Seconds of ``elements``."""
@@ -53,12 +67,10 @@ class PolynomialCost:
     unit_dim: float = 1000.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "coefficients_s", tuple(float(c) for c in self.coefficients_s))
+        object.__setattr__(self, "coefficients_s", numbers("PolynomialCost.coefficients_s", self.coefficients_s))
         if not self.coefficients_s:
             raise ValueError("PolynomialCost.coefficients_s is empty")
-        for k, c in enumerate(self.coefficients_s):
-            _require_finite_nonnegative("PolynomialCost", **{f"coefficients_s[{k}]": c})
-        if not self.unit_dim > 0:
+        if not number("PolynomialCost.unit_dim", self.unit_dim) > 0:
             raise ValueError(f"PolynomialCost.unit_dim must be positive, got {self.unit_dim!r}")
 
     def __call__(self, dim: float) -> float:
@@ -78,11 +90,15 @@ class ExponentialCost:
     beta_per_dim: float
 
     def __post_init__(self) -> None:
-        _require_finite_nonnegative("ExponentialCost", alpha_s=self.alpha_s, beta_per_dim=self.beta_per_dim)
+        number("ExponentialCost.alpha_s", self.alpha_s)
+        number("ExponentialCost.beta_per_dim", self.beta_per_dim)
 
     def __call__(self, dim: float) -> float:
-        """Seconds at dimension ``dim``."""
-        return self.alpha_s * math.exp(self.beta_per_dim * dim)
+        """Seconds at dimension ``dim``; infinite where floats end."""
+        try:
+            return self.alpha_s * math.exp(self.beta_per_dim * dim)
+        except OverflowError:
+            return math.inf if self.alpha_s else 0.0
 
 
 @dataclass(frozen=True)
@@ -98,14 +114,12 @@ class TableCost:
     seconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", tuple(float(s) for s in self.sizes))
-        object.__setattr__(self, "seconds", tuple(float(s) for s in self.seconds))
+        object.__setattr__(self, "sizes", numbers("TableCost.sizes", self.sizes))
+        object.__setattr__(self, "seconds", numbers("TableCost.seconds", self.seconds))
         if len(self.sizes) != len(self.seconds) or len(self.sizes) < 2:
             raise ValueError("TableCost needs at least two sizes and as many seconds")
         if any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
             raise ValueError("TableCost.sizes must be strictly increasing")
-        for k, s in enumerate(self.seconds):
-            _require_finite_nonnegative("TableCost", **{f"seconds[{k}]": s})
 
     def __call__(self, size: float) -> float:
         """Seconds at ``size``."""
@@ -114,7 +128,7 @@ class TableCost:
         return max(0.0, y0 + (y1 - y0) * (size - x0) / (x1 - x0))
 
 
-_TYPES: dict[str, Callable[..., Cost]] = {
+_TYPES: dict[str, type[LinearCost | PolynomialCost | ExponentialCost | TableCost]] = {
     "linear": LinearCost,
     "polynomial": PolynomialCost,
     "exponential": ExponentialCost,
@@ -140,14 +154,13 @@ def cost_from_dict(data: Mapping[str, Any]) -> Cost:
     Raises:
         ValueError: for an unknown type or wrong fields, naming the choices.
     """
+    if not isinstance(data, Mapping):
+        raise ValueError(f"a cost must be an object with a type ({', '.join(_TYPES)}), got {data!r}")
     fields = dict(data)
     kind = fields.pop("type", None)
-    if kind not in _TYPES:
+    if not isinstance(kind, str) or kind not in _TYPES:
         raise ValueError(f"unknown cost type {kind!r}; choices: {', '.join(_TYPES)}")
-    try:
-        return _TYPES[kind](**{k: tuple(v) if isinstance(v, Sequence) else v for k, v in fields.items()})
-    except TypeError as error:
-        raise ValueError(f"cost of type {kind!r}: {error}") from error
+    return _TYPES[kind](**keys_of(_TYPES[kind], f"cost of type {kind!r}", fields))
 
 
 def _classes() -> tuple[type, ...]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from kfac.planning.checks import keys_of, mapping, number, sequence, text, whole
 from kfac.planning.costs import Cost, LinearCost, cost_from_dict, cost_to_dict
+
+_Profile = TypeVar("_Profile")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +40,14 @@ class LayerProfile:
     precondition_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.a_dim, self.g_dim, self.gradient_elements) < 0 or (self.a_dim == 0) != (self.g_dim == 0):
-            raise ValueError(f"layer {self.name!r}: dimensions {self.a_dim} x {self.g_dim} are impossible")
-        for key, value in asdict(self).items():
-            if key.endswith("_s") and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"layer {self.name!r}: {key} must be finite and not negative, got {value!r}")
+        what = f"layer {text('a layer name', self.name)!r}"
+        for key, value in vars(self).items():
+            if key.endswith("_s"):
+                object.__setattr__(self, key, number(f"{what}: {key}", value))
+            elif key != "name":
+                object.__setattr__(self, key, whole(f"{what}: {key}", value))
+        if (self.a_dim == 0) != (self.g_dim == 0):
+            raise ValueError(f"{what}: dimensions {self.a_dim} x {self.g_dim} are impossible")
 
     @property
     def has_factors(self) -> bool:
@@ -69,12 +74,16 @@ class ModelProfile:
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        what = f"model profile {text('name', self.name)!r}"
         object.__setattr__(self, "layers", tuple(self.layers))
         if not self.layers:
-            raise ValueError(f"model profile {self.name!r} has no layers")
+            raise ValueError(f"{what} has no layers")
+        for key in ("loss_s", "update_s"):
+            object.__setattr__(self, key, number(f"{what}: {key}", getattr(self, key)))
+        mapping("provenance", self.provenance)
         names = [layer.name for layer in self.layers]
         if len(set(names)) != len(names):
-            raise ValueError(f"model profile {self.name!r}: layer names repeat")
+            raise ValueError(f"{what}: layer names repeat")
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -82,8 +91,17 @@ class ModelProfile:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelProfile:
-        """The value of a JSON form."""
-        return cls(**{**data, "layers": tuple(LayerProfile(**layer) for layer in data["layers"])})
+        """The value of a JSON form.
+
+        Raises:
+            ValueError: for missing, unknown or wrongly typed keys, naming them.
+        """
+        found = keys_of(cls, "model profile", data)
+        layers = [
+            LayerProfile(**keys_of(LayerProfile, f"layer {k}", layer))
+            for k, layer in enumerate(sequence("layers", found["layers"]))
+        ]
+        return cls(**{**found, "layers": tuple(layers)})
 
     def save(self, path: Path | str) -> None:
         """Write as JSON."""
@@ -94,9 +112,12 @@ class ModelProfile:
         """Read what :meth:`save` wrote.
 
         Raises:
-            ValueError: if the file is missing or is no model profile, naming it.
+            ValueError: if the file is missing or is no model profile, naming it and the key.
         """
-        return cls.from_dict(_read_json(path, "model profile"))
+        return _load(path, "model profile", cls.from_dict)
+
+
+_COSTS = ("all_reduce", "reduce", "broadcast", "inverse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +139,15 @@ class ClusterProfile:
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if self.world_size < 1:
-            raise ValueError(f"world_size must be at least 1, got {self.world_size}")
+        object.__setattr__(self, "world_size", whole("world_size", self.world_size, 1))
+        for key in _COSTS:
+            if not callable(getattr(self, key)):
+                raise ValueError(f"{key} must be a cost (seconds as a function of a size), got {getattr(self, key)!r}")
+        mapping("provenance", self.provenance)
 
     def at(self, world_size: int) -> ClusterProfile:
         """The same costs for another number of ranks; one rank communicates for free."""
-        if world_size == 1:
+        if whole("world_size", world_size, 1) == 1:
             free = LinearCost(0.0, 0.0)
             return replace(self, world_size=1, all_reduce=free, reduce=free, broadcast=free)
         return replace(self, world_size=world_size)
@@ -134,14 +158,23 @@ class ClusterProfile:
         Raises:
             TypeError: if a cost is a plain callable.
         """
-        costs = {k: cost_to_dict(getattr(self, k)) for k in ("all_reduce", "reduce", "broadcast", "inverse")}
+        costs = {k: cost_to_dict(getattr(self, k)) for k in _COSTS}
         return {"world_size": self.world_size, **costs, "provenance": dict(self.provenance)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClusterProfile:
-        """The value of a JSON form."""
-        costs = {k: cost_from_dict(data[k]) for k in ("all_reduce", "reduce", "broadcast", "inverse")}
-        return cls(world_size=data["world_size"], **costs, provenance=data.get("provenance", {}))
+        """The value of a JSON form.
+
+        Raises:
+            ValueError: for missing, unknown or wrongly typed keys, naming them.
+        """
+        found = keys_of(cls, "cluster profile", data)
+        for key in _COSTS:
+            try:
+                found[key] = cost_from_dict(found[key])
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from error
+        return cls(**found)
 
     def save(self, path: Path | str) -> None:
         """Write as JSON."""
@@ -152,27 +185,13 @@ class ClusterProfile:
         """Read what :meth:`save` wrote.
 
         Raises:
-            ValueError: if the file is missing or is no cluster profile, naming it.
+            ValueError: if the file is missing or is no cluster profile, naming it and the key.
         """
-        return cls.from_dict(_read_json(path, "cluster profile"))
+        return _load(path, "cluster profile", cls.from_dict)
 
 
-class _Checked(dict[str, Any]):
-    """A JSON object whose missing keys are reported with the file's name."""
-
-    def __init__(self, data: Mapping[str, Any], what: str) -> None:
-        super().__init__(data)
-        self._what = what
-
-    def __missing__(self, key: str) -> Any:
-        raise ValueError(f"{self._what}: no {key!r} in it")
-
-
-def _read_json(path: Path | str, what: str) -> Mapping[str, Any]:
+def _load(path: Path | str, what: str, from_dict: Callable[[Any], _Profile]) -> _Profile:
     try:
-        data = json.loads(Path(path).read_text())
+        return from_dict(json.loads(Path(path).read_text()))
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read the {what} {path}: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} is not a {what}")
-    return _Checked(data, f"{what} {path}")
