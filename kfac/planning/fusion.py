@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from kfac.planning.costs import Cost
+from kfac.planning.checks import number
+from kfac.planning.costs import Cost, checked_cost
 from kfac.planning.schedule_config import CHOICES
 
 Groups = tuple[tuple[int, ...], ...]
@@ -43,14 +44,17 @@ def plan_fusion(
         The groups, in the order in which they leave.
 
     Raises:
-        ValueError: for an unknown rule, ready times that decrease or are not finite, or sizes that are negative.
+        ValueError: for an unknown rule, ready times that decrease or are not finite, sizes that are negative or not
+            finite, a threshold or an element of no bytes, or a cost that is no number of seconds.
     """
     _check(ready_s, elements)
+    for name, value in (("threshold_bytes", threshold_bytes), ("bytes_per_element", bytes_per_element)):
+        if not number(name, value) > 0:
+            raise ValueError(f"{name}={value} must be positive")
+    all_reduce = checked_cost("all_reduce", all_reduce)
     if rule == "none":
         return tuple((i,) for i in range(len(elements)))
     if rule == "threshold":
-        if threshold_bytes <= 0:
-            raise ValueError(f"threshold_bytes={threshold_bytes} must be positive")
         return _threshold(elements, threshold_bytes / bytes_per_element)
     if rule == "greedy":
         return _greedy(ready_s, elements, all_reduce)
@@ -70,6 +74,7 @@ def fusion_finish_s(
     _check(ready_s, elements)
     if [i for group in groups for i in group] != list(range(len(elements))) or not all(groups):
         raise ValueError("the groups must be consecutive runs of indices that cover every tensor exactly once")
+    all_reduce = checked_cost("all_reduce", all_reduce)
     end = 0.0
     for group in groups:
         end = max(end, ready_s[group[-1]]) + all_reduce(sum(elements[i] for i in group))
@@ -79,12 +84,11 @@ def fusion_finish_s(
 def _check(ready_s: Sequence[float], elements: Sequence[float]) -> None:
     if len(ready_s) != len(elements):
         raise ValueError(f"{len(ready_s)} ready times for {len(elements)} tensors")
-    if not all(math.isfinite(r) and r >= 0 for r in ready_s):
-        raise ValueError("ready_s must be finite and not negative")
+    for name, values in (("ready_s", ready_s), ("elements", elements)):
+        for i, value in enumerate(values):
+            number(f"{name}[{i}]", value)
     if any(later < earlier for earlier, later in pairwise(ready_s)):
         raise ValueError("ready_s must not decrease: list the tensors in the order in which they become ready")
-    if any(n < 0 for n in elements):
-        raise ValueError("elements must not be negative")
 
 
 def _threshold(elements: Sequence[float], limit: float) -> Groups:

@@ -18,7 +18,7 @@ from kfac.planning.placement_model import (
 )
 from kfac.planning.placement_search import optimized_placement
 from kfac.planning.profiles import ClusterProfile
-from kfac.planning.schedule_config import CHOICES
+from kfac.planning.schedule_config import CHOICES, check_lbp_rule
 
 __all__ = [
     "Placement",
@@ -52,12 +52,11 @@ def plan_placement(
             dimension, the smaller ones (the paper's runs hard-wired 1400).
 
     Raises:
-        ValueError: for an unknown rule or impossible numbers.
+        ValueError: for an unknown rule, impossible numbers or costs that are no numbers of seconds.
     """
     if rule not in CHOICES["placement"]:
         raise ValueError(f"unknown placement rule {rule!r}; choices: {', '.join(CHOICES['placement'])}")
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    check_lbp_rule("lbp_rule", lbp_rule)
     cluster = cluster.at(world_size)
     costs = InverseCosts.of(dims, cluster)
     count = len(dims)

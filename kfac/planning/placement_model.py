@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from kfac.planning.checks import whole
+from kfac.planning.costs import checked_cost
 from kfac.planning.profiles import ClusterProfile
 
 
@@ -84,12 +86,12 @@ class InverseCosts:
         """The costs of factors of these dimensions.
 
         Raises:
-            ValueError: for a dimension below 1.
+            ValueError: for a dimension that is no whole number or below 1, or a cost that is no number of seconds.
         """
-        if any(d < 1 for d in dims):
-            raise ValueError("dims must be at least 1")
-        invert = {d: float(cluster.inverse(d)) for d in set(dims)}
-        broadcast = {d: float(cluster.broadcast(d * (d + 1) // 2)) for d in set(dims)}
+        dims = [whole(f"dims[{i}]", d, 1) for i, d in enumerate(dims)]
+        inverse, send = checked_cost("inverse", cluster.inverse), checked_cost("broadcast", cluster.broadcast)
+        invert = {d: inverse(d) for d in set(dims)}
+        broadcast = {d: send(d * (d + 1) // 2) for d in set(dims)}
         return cls(tuple(invert[d] for d in dims), tuple(broadcast[d] for d in dims))
 
 

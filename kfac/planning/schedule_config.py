@@ -16,6 +16,16 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """The values of every switch that has a fixed set of them."""
 
 
+def check_lbp_rule(what: str, rule: Any) -> None:
+    """Refuse what is no rule for the factors that every rank inverts under ``lbp``.
+
+    Raises:
+        ValueError: if ``rule`` is neither ``cost`` nor a dimension.
+    """
+    if isinstance(rule, bool) or not (rule == "cost" or (isinstance(rule, int) and rule >= 0)):
+        raise ValueError(f"{what}={rule!r} is neither 'cost' nor a dimension (a whole number >= 0)")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """What a schedule varies; none of it changes the mathematics.
@@ -59,9 +69,7 @@ class ScheduleConfig:
             raise ValueError(f"schedule.threshold_bytes={self.threshold_bytes!r} is not a whole number of bytes")
         if self.threshold_bytes <= 0:
             raise ValueError(f"schedule.threshold_bytes={self.threshold_bytes} must be positive")
-        rule = self.lbp_rule
-        if isinstance(rule, bool) or not (rule == "cost" or (isinstance(rule, int) and rule >= 0)):
-            raise ValueError(f"schedule.lbp_rule={rule!r} is neither 'cost' nor a dimension (a whole number >= 0)")
+        check_lbp_rule("schedule.lbp_rule", self.lbp_rule)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -74,8 +82,10 @@ class ScheduleConfig:
         Raises:
             ValueError: for an unknown key, naming the keys there are.
         """
+        if not isinstance(data, Mapping):
+            raise ValueError(f"a schedule's switches must be an object with keys, got {data!r}")
         known = [f.name for f in fields(cls)]
-        unknown = sorted(set(data) - set(known))
+        unknown = sorted(str(key) for key in data if key not in known)
         if unknown:
             raise ValueError(f"unknown schedule key(s) {', '.join(unknown)}; keys: {', '.join(known)}")
         return cls(**dict(data))

@@ -189,7 +189,10 @@ def test_nothing_to_send():
         ((0,), (1, 1), "optimal", "1 ready times for 2"),
         ((0, float("nan")), (1, 1), "none", "finite"),
         ((0, -1), (1, 1), "none", "not negative"),
-        ((0, 1), (1, -1), "none", "elements must not be negative"),
+        ((0, 1), (1, -1), "none", r"elements\[1\] must be finite and not negative, got -1"),
+        ((0, 1), (1, float("nan")), "none", r"elements\[1\]"),
+        ((0, float("inf")), (1, 1), "threshold", r"ready_s\[1\]"),
+        ((0, 1), (1, "2"), "optimal", r"elements\[1\]"),
         ((0, 1), (1, 1), "best", "none, threshold, greedy, optimal"),
     ],
 )
@@ -204,6 +207,21 @@ def test_finish_rejects_what_is_no_grouping(groups):
         fusion_finish_s(groups, (0, 1), (1, 1), LinearCost(1, 1))
 
 
-def test_threshold_must_be_positive():
-    with pytest.raises(ValueError, match="threshold_bytes=0"):
-        plan_fusion((0,), (1,), LinearCost(1, 1), "threshold", threshold_bytes=0)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["threshold_bytes", "bytes_per_element"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), None])
+def test_bytes_must_be_positive_under_every_rule(rule, name, value):
+    with pytest.raises(ValueError, match=name):
+        plan_fusion((0,), (1,), LinearCost(1, 1), rule, **{name: value})
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, None, "1"])
+def test_a_cost_that_is_no_number_of_seconds_is_named_with_the_size(bad):
+    def cost(elements):
+        return bad if elements == 7 else 1.0
+
+    with pytest.raises(ValueError, match=r"cost all_reduce\(7\)"):
+        fusion_finish_s(((0,), (1,)), (0, 1), (3, 7), cost)
+    for rule in ("greedy", "optimal"):
+        with pytest.raises(ValueError, match=r"cost all_reduce\(7(\.0)?\)"):
+            plan_fusion((0, 0, 1), (7, 1, 1), cost, rule)
