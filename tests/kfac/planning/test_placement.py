@@ -1,6 +1,7 @@
 """Inverse placement: hand-computed finishes, exhaustive search on small instances, the paper's models."""
 
 import random
+import time
 from itertools import permutations, product
 
 import pytest
@@ -11,6 +12,7 @@ from kfac.planning import (
     LinearCost,
     Placement,
     PolynomialCost,
+    placement_bound,
     placement_finish_s,
     placement_lower_bound_s,
     plan_placement,
@@ -291,3 +293,66 @@ def test_mistakes_are_named():
         Placement((2,), ((), ()))
     with pytest.raises(ValueError, match="2 factors, dims has 1"):
         placement_finish_s(Placement((0, 0), ((0, 1),)), (1,), whole(1))
+
+
+@pytest.mark.parametrize("lbp_rule", ["costs", None, -1, 1.5, float("nan"), True])
+@pytest.mark.parametrize("rule", RULES)
+def test_lbp_rule_is_cost_or_a_dimension(rule, lbp_rule):
+    with pytest.raises(ValueError, match=r"lbp_rule=.* is neither 'cost' nor a dimension"):
+        plan_placement((1, 2), 2, whole(), rule, lbp_rule=lbp_rule)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, None])
+def test_costs_that_are_no_seconds_are_named_with_the_size(bad):
+    dims = (4, 6)
+    for name, size in (("inverse", 6), ("broadcast", 21)):
+        good = {"inverse": lambda d: 1.0, "broadcast": lambda n: 1.0}
+        costs = cluster(2, **{**good, name: lambda n, size=size: bad if n == size else 1.0})
+        for ask in (
+            lambda costs=costs: plan_placement(dims, 2, costs, "seq_dist"),
+            lambda costs=costs: placement_lower_bound_s(dims, 2, costs),
+            lambda costs=costs: placement_finish_s(Placement((0, 1), ((0,), (1,))), dims, costs),
+        ):
+            with pytest.raises(ValueError, match=rf"cost {name}\({size}\)"):
+                ask()
+
+
+@pytest.mark.parametrize("bad", [0, 2.5, float("nan"), "3", True])
+def test_dims_and_world_size_are_whole_numbers(bad):
+    with pytest.raises(ValueError, match=r"dims\[1\]"):
+        plan_placement((1, bad), 2, whole(), "lbp")
+    for ask in (
+        lambda: plan_placement((1,), bad, whole(), "lbp"),
+        lambda: placement_lower_bound_s((1,), bad, whole()),
+    ):
+        with pytest.raises(ValueError, match="world_size"):
+            ask()
+
+
+def test_lower_bound_of_a_thousand_dims_keeps_its_time_and_says_something():
+    """The limit is of processor time with a wide margin; a program with all levels takes minutes."""
+    dice = random.Random(3)
+    dims = [dice.randint(20, 8000) for _ in range(1000)]
+    costs = cluster(4096, INVERSES["cubic"])
+    start = time.process_time()
+    bound = placement_lower_bound_s(dims, 4096, costs, time_limit_s=1.0)
+    assert time.process_time() - start < 20
+    found = placement_finish_s(Placement.from_sequence([None] * 1000, range(1000), 4096), dims, costs)
+    simple = max(costs.inverse(max(dims)), sum(map(costs.inverse, dims)) / 4096)
+    assert simple <= bound <= found
+
+
+def test_fewer_levels_bound_from_below_too(monkeypatch):
+    dims, costs = dims_of("densenet201"), cluster(64, INVERSES["cubic"])
+    full = placement_lower_bound_s(dims, 64, costs)
+    monkeypatch.setattr(placement_bound, "_MOST_LEVELS", 6)
+    few = placement_lower_bound_s(dims, 64, costs)
+    assert 0.5 * full < few <= full * (1 + 1e-3)  # the solver's own gap is 1e-4
+
+
+def test_lower_bound_without_time_is_the_simple_one():
+    dims, costs = dims_of("resnet50"), cluster(4, INVERSES["cubic"])
+    simple = max(costs.inverse(max(dims)), sum(map(costs.inverse, dims)) / 4)
+    assert simple <= placement_lower_bound_s(dims, 4, costs, time_limit_s=0.0)
+    with pytest.raises(ValueError, match="time_limit_s"):
+        placement_lower_bound_s(dims, 4, costs, time_limit_s=float("nan"))
