@@ -9,7 +9,7 @@ from typing import Any
 
 from kfac.planning.messages import plan_messages
 from kfac.planning.placement import inverse_sequence, plan_placement, sequence_finish_s
-from kfac.planning.plan import FactorSpec, Plan
+from kfac.planning.plan import FactorSpec, Plan, factors_of
 from kfac.planning.profiles import ClusterProfile, ModelProfile
 from kfac.planning.schedule_config import ScheduleConfig
 from kfac.simulation import simulate
@@ -81,6 +81,11 @@ def make_plan(schedule: Schedule, model: ModelProfile, cluster: ClusterProfile, 
 
 
 def _split(schedule: str | Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    if not isinstance(schedule, (str, Mapping)):
+        raise ValueError(
+            f"a schedule is a name ({', '.join((*NAMED_SCHEDULES, AUTO))}), switches or a ScheduleConfig, "
+            f"not {schedule!r:.80}"
+        )
     switches = {"name": schedule} if isinstance(schedule, str) else dict(schedule)
     name = switches.pop("name", None)
     if name is not None and name not in (*NAMED_SCHEDULES, AUTO):
@@ -103,12 +108,7 @@ def _plan(schedule: ScheduleConfig, model: ModelProfile, cluster: ClusterProfile
 
 
 def _factors(schedule: ScheduleConfig, model: ModelProfile) -> tuple[FactorSpec, ...]:
-    return tuple(
-        factor
-        for layer in model.layers
-        if layer.has_factors and schedule.curvature
-        for factor in (FactorSpec(layer.name, "A", layer.a_dim), FactorSpec(layer.name, "G", layer.g_dim))
-    )
+    return factors_of(model) if schedule.curvature else ()
 
 
 def _inversions(

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from itertools import zip_longest
+from typing import Any, Literal, get_args
 
+from kfac.planning.checks import keys_of, sequence, text, whole
+from kfac.planning.profiles import ModelProfile
 from kfac.planning.schedule_config import ScheduleConfig
 
 MessageKind = Literal["A", "G", "gradient"]
@@ -65,7 +68,8 @@ class Plan:
             it inverts what it owns or what every rank inverts, and takes part in every broadcast.
 
     Raises:
-        ValueError: if the messages do not carry every factor and layer exactly once, or an owner is no rank.
+        ValueError: if the factors are not pairs in the order of the layers, the messages do not carry every factor and
+            layer exactly once, or an owner is no rank.
     """
 
     schedule: ScheduleConfig
@@ -77,7 +81,13 @@ class Plan:
     inverse_sequence: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        whole("world_size", self.world_size, 1)
+        if len({text("a layer name", name) for name in self.layers}) != len(self.layers):
+            raise ValueError("layer names of a plan repeat")
+        _check_order(self.factors, self.layers)
         count = len(self.factors)
+        for number, message in enumerate(self.messages):
+            _check_message(f"message {number}", message)
         carried = [i for m in self.messages if m.kind != "gradient" for i in m.items]
         grads = [i for m in self.messages if m.kind == "gradient" for i in m.items]
         if sorted(carried) != list(range(count)):
@@ -85,11 +95,18 @@ class Plan:
         if sorted(grads) != list(range(len(self.layers))):
             raise ValueError("the messages of a plan must carry every layer's gradient exactly once")
         for message in self.messages:
-            if message.kind != "gradient" and any(self.factors[i].side != message.kind for i in message.items):
+            if message.kind == "gradient":
+                continue
+            if any(self.factors[i].side != message.kind for i in message.items):
                 raise ValueError("a message carries factors of one side only")
+            elements = sum(self.factors[i].elements for i in message.items)
+            if message.elements != elements:
+                raise ValueError(f"a message has {message.elements} elements, but its factors have {elements}")
+        for i in self.inverse_sequence:
+            whole("a place in the inverse sequence", i)
         if len(self.inverse_owner) != count or sorted(self.inverse_sequence) != list(range(count)):
             raise ValueError("a plan needs an owner and one place in the inverse sequence for every factor")
-        if any(owner is not None and not 0 <= owner < self.world_size for owner in self.inverse_owner):
+        if any(owner is not None and not whole("an owner", owner) < self.world_size for owner in self.inverse_owner):
             raise ValueError(f"an inverse owner is not a rank below {self.world_size}")
 
     def inverted_by(self, rank: int) -> tuple[int, ...]:
@@ -107,16 +124,47 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """The value of a JSON form."""
-        return cls(
-            schedule=ScheduleConfig.from_dict(data["schedule"]),
-            world_size=data["world_size"],
-            layers=tuple(data["layers"]),
-            factors=tuple(FactorSpec(**f) for f in data["factors"]),
-            messages=tuple(Message(**{**m, "items": tuple(m["items"])}) for m in data["messages"]),
-            inverse_owner=tuple(data["inverse_owner"]),
-            inverse_sequence=tuple(data["inverse_sequence"]),
+        """The value of a JSON form.
+
+        Raises:
+            ValueError: for missing, unknown or wrongly typed keys, naming them.
+        """
+        found = keys_of(cls, "plan", data)
+        found["schedule"] = ScheduleConfig.from_dict(found["schedule"])
+        for key in ("layers", "factors", "messages", "inverse_owner", "inverse_sequence"):
+            found[key] = sequence(key, found[key])
+        found["factors"] = tuple(
+            FactorSpec(**keys_of(FactorSpec, f"factor {i}", factor)) for i, factor in enumerate(found["factors"])
         )
+        messages = [keys_of(Message, f"message {i}", message) for i, message in enumerate(found["messages"])]
+        found["messages"] = tuple(Message(**{**m, "items": sequence("items", m["items"])}) for m in messages)
+        return cls(**found)
+
+    def check_model(self, model: ModelProfile) -> None:
+        """Refuse a model that this plan is not for.
+
+        Raises:
+            ValueError: naming the first layer, factor or gradient message that differs.
+        """
+
+        def compare(what: str, mine: Sequence[Any], theirs: Sequence[Any]) -> None:
+            for k, (a, b) in enumerate(zip_longest(mine, theirs)):
+                if a != b:
+                    raise ValueError(
+                        f"the plan is not for model {model.name!r}: {what} {k} is {_named(a)} in the plan, "
+                        f"{_named(b)} in the model"
+                    )
+
+        compare("layer", self.layers, [layer.name for layer in model.layers])
+        compare("factor", self.factors, factors_of(model) if self.schedule.curvature else ())
+        for number, message in enumerate(self.messages):
+            if message.kind == "gradient":
+                elements = sum(model.layers[i].gradient_elements for i in message.items)
+                if message.elements != elements:
+                    raise ValueError(
+                        f"the plan is not for model {model.name!r}: gradient message {number} has {message.elements} "
+                        f"elements in the plan, {elements} in the model"
+                    )
 
     def __str__(self) -> str:
         def count(kind: str) -> int:
@@ -128,3 +176,40 @@ class Plan:
             f"{count('G')} G messages, {count('gradient')} gradient messages; {everywhere} factors inverted on every "
             f"rank, {len(self.factors) - everywhere} on one"
         )
+
+
+def factors_of(model: ModelProfile) -> tuple[FactorSpec, ...]:
+    """A model's factors, ``A0 G0 A1 G1 ...`` over the layers that have them."""
+    return tuple(
+        factor
+        for layer in model.layers
+        if layer.has_factors
+        for factor in (FactorSpec(layer.name, "A", layer.a_dim), FactorSpec(layer.name, "G", layer.g_dim))
+    )
+
+
+def _named(item: str | FactorSpec | None) -> str:
+    if isinstance(item, FactorSpec):
+        return f"{item.side} of layer {item.layer!r} with dimension {item.dim}"
+    return "missing" if item is None else repr(item)
+
+
+def _check_order(factors: Sequence[FactorSpec], layers: Sequence[str]) -> None:
+    covered = {factor.layer for factor in factors}
+    expected = [(name, side) for name in layers if name in covered for side in ("A", "G")]
+    for i, (factor, place) in enumerate(zip_longest(factors, expected)):
+        found = factor and (factor.layer, factor.side)
+        if found != place:
+            raise ValueError(f"factors must be A0 G0 A1 G1 ... in the order of the layers: at {i} {found}, not {place}")
+        whole(f"dim of factor {factor.side} of layer {factor.layer!r}", factor.dim, 1)
+
+
+def _check_message(what: str, message: Message) -> None:
+    for key, choices in (("kind", MessageKind), ("release", Release)):
+        if getattr(message, key) not in get_args(choices):
+            raise ValueError(f"{what}: {key} {getattr(message, key)!r} is not one of: {', '.join(get_args(choices))}")
+    whole(f"{what}: elements", message.elements)
+    if not message.items:
+        raise ValueError(f"{what} carries nothing")
+    for i in message.items:
+        whole(f"{what}: item", i)

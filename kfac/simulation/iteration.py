@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kfac.planning.costs import checked_cost
 from kfac.planning.plan import Plan
 from kfac.planning.profiles import ClusterProfile, ModelProfile
 from kfac.simulation.events import Task, run_tasks
@@ -31,17 +32,21 @@ def simulate(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> Timeli
         cluster: seconds of collectives and inversions; its world size gives way to the plan's.
 
     Raises:
-        ValueError: if the plan is for other layers.
+        ValueError: if the plan is for another model, naming the first difference, or a cost is no number of seconds.
     """
-    _check(plan, model)
+    plan.check_model(model)
     graph = _Graph(plan, model, cluster.at(plan.world_size))
     graph.build()
     times = run_tasks(graph.tasks, graph.resources)
-    spans = []
+    of_rank: dict[int, list[tuple[_Label, float, float]]] = {rank: [] for rank in (_EVERY_RANK, *graph.lanes)}
     for (start, end), label in zip(times, graph.labels, strict=True):
         if label is not None:
-            for rank in graph.lanes if label.rank == _EVERY_RANK else (label.rank,):
-                spans.append(Span(rank, label.lane, label.kind, label.name, start, end))
+            of_rank[label.rank].append((label, start, end))
+    spans = [
+        Span(rank, label.lane, label.kind, label.name, start, end)
+        for rank in graph.lanes
+        for label, start, end in (*of_rank[_EVERY_RANK], *of_rank[rank])
+    ]
     finish = max((end for _, end in times), default=0.0)
     return Timeline(tuple(spans), graph.lanes, finish + model.update_s, "simulated")
 
@@ -76,6 +81,9 @@ class _Graph:
         self.lanes = lane_counts(self.plan)
         # Up to the inversions all ranks do the same at the same time: one lane serves for all of them.
         self.resources = {_CHANNEL, *((COMPUTE_LANE, rank) for rank in (_EVERY_RANK, *self.lanes))}
+        self.all_reduce = checked_cost("all_reduce", self.cluster.all_reduce)
+        self.broadcast = checked_cost("broadcast", self.cluster.broadcast)
+        self.inverse = checked_cost("inverse", self.cluster.inverse)
         self.factor_index = {(f.layer, f.side): i for i, f in enumerate(self.plan.factors)}
 
     def build(self) -> None:
@@ -83,7 +91,7 @@ class _Graph:
         arrived = self._messages(factor_ready, gradient_ready, backward_end)
         step = self._add(None, 0.0, after=(backward_end, *arrived))
         if self.plan.schedule.curvature:
-            self._precondition(self._inverses(step))
+            self._precondition(*self._inverses(step))
 
     def _passes(self) -> tuple[dict[int, int], list[int], int]:
         """Forward and backward; the tasks after which each factor and each layer's gradients are ready, and the end."""
@@ -110,13 +118,13 @@ class _Graph:
             source = gradients if message.kind == "gradient" else factors
             after = tuple(source[i] for i in message.items) if message.release == "ready" else (backward_end,)
             kind = "GradComm" if message.kind == "gradient" else "FactorComm"
-            cost = self.cluster.all_reduce(message.elements)
+            cost = self.all_reduce(message.elements)
             name = f"{message.kind} message {number} ({len(message.items)} items)"  # as the engine's recorder names it
             sent.append(self._communicate(kind, name, cost, after))
         return sent
 
-    def _inverses(self, step: int) -> list[int]:
-        """Inversions and broadcasts; the tasks after which preconditioning may begin on every rank.
+    def _inverses(self, step: int) -> tuple[int, bool]:
+        """Inversions and broadcasts; the task after which preconditioning may begin, and whether all ranks begin then.
 
         Every rank walks the whole sequence, so it reaches a broadcast after everything that it inverts before it.
         """
@@ -126,10 +134,9 @@ class _Graph:
         for i in self.plan.inverse_sequence:
             factor, owner = self.plan.factors[i], self.plan.inverse_owner[i]
             name = f"{factor.side} of {factor.layer}"
+            invert_s = self.inverse(factor.dim)
             for rank in self.lanes if owner is None else (owner,):
-                reached[rank] = self._compute(
-                    "InverseComp", f"invert {name}", self.cluster.inverse(factor.dim), rank, (step,)
-                )
+                reached[rank] = self._compute("InverseComp", f"invert {name}", invert_s, rank, (step,))
             if owner is not None and self.plan.world_size > 1:
                 if self.plan.schedule.inverse_broadcast == "as_ready":
                     at_end.append(self._broadcast(factor.elements, name, tuple(reached.values())))
@@ -138,18 +145,20 @@ class _Graph:
                     broadcasts.append((factor.elements, name))
         for elements, name in broadcasts:
             at_end.append(self._broadcast(elements, name, tuple(reached.values())))
-        return [step, *at_end]
+            reached.clear()
+        return self._add(None, 0.0, after=(step, *at_end)), not reached
 
-    def _precondition(self, after: list[int]) -> None:
-        for rank in self.lanes:
-            waits = tuple(after)
+    def _precondition(self, after: int, together: bool) -> None:
+        """On every rank, at its own pace after inversions that no broadcast has waited for."""
+        for rank in (_EVERY_RANK,) if together else self.lanes:
+            waits: tuple[int, ...] = (after,)
             for layer in self.model.layers:
                 if (layer.name, "A") in self.factor_index:
                     self._compute("Precondition", layer.name, layer.precondition_s, rank, waits)
                     waits = ()  # the lane's own order carries the rest
 
     def _broadcast(self, elements: int, name: str, after: tuple[int, ...]) -> int:
-        return self._communicate("InverseComm", f"inverse of {name}", self.cluster.broadcast(elements), after)
+        return self._communicate("InverseComm", f"inverse of {name}", self.broadcast(elements), after)
 
     def _communicate(self, kind: str, name: str, duration_s: float, after: tuple[int, ...]) -> int:
         label = _Label(_EVERY_RANK, COMMUNICATION_LANE, kind, name)
@@ -170,17 +179,3 @@ class _Graph:
         self.tasks.append(Task(label.name if label else "step", duration_s, resources, after))
         self.labels.append(label)
         return len(self.tasks) - 1
-
-
-def _check(plan: Plan, model: ModelProfile) -> None:
-    names = tuple(layer.name for layer in model.layers)
-    if plan.layers != names:
-        raise ValueError(
-            f"the plan is for {len(plan.layers)} other layers than the {len(names)} of model {model.name!r}"
-        )
-    dims = {(layer.name, side): dim for layer in model.layers for side, dim in (("A", layer.a_dim), ("G", layer.g_dim))}
-    for factor in plan.factors:
-        if dims.get((factor.layer, factor.side)) != factor.dim:
-            raise ValueError(
-                f"factor {factor.side} of layer {factor.layer!r} is not {factor.dim} wide in {model.name!r}"
-            )

@@ -208,3 +208,26 @@ def test_world_size_overrides_the_profile_and_one_rank_communicates_for_free():
     assert make_plan("mpdkfac", model(), cluster(4), world_size=2).inverse_owner == (0, 1, 0, 1, 0, 1)
     alone = make_plan("mpdkfac", model(), cluster(4), world_size=1)
     assert set(alone.inverse_owner) == {None}
+
+
+@pytest.mark.parametrize("schedule", [None, 3, ["spdkfac"], b"sgd"])
+def test_what_is_no_schedule_lists_the_names(schedule):
+    for ask in (lambda: resolve_schedule(schedule), lambda: make_plan(schedule, model(), cluster())):
+        with pytest.raises(ValueError, match=r"a schedule is a name \(sgd, kfac, dkfac, mpdkfac, spdkfac, auto\)"):
+            ask()
+
+
+def test_keys_that_are_no_names_are_refused():
+    with pytest.raises(ValueError, match=r"unknown schedule key\(s\) 1, fused"):
+        make_plan({1: 2, "fused": True}, model(), cluster())
+
+
+@pytest.mark.parametrize("world_size", [0, 2.0, "4", True])
+def test_a_world_size_is_a_whole_number(world_size):
+    with pytest.raises(ValueError, match="world_size must be a whole number"):
+        make_plan("spdkfac", model(), cluster(), world_size=world_size)
+
+
+@pytest.mark.parametrize("name", [*NAMED_SCHEDULES, "auto"])
+def test_a_plan_fits_the_model_it_was_made_for(name):
+    make_plan(name, model(), cluster(), world_size=1).check_model(model())

@@ -19,7 +19,7 @@ from kfac.planning import (
 from kfac.planning.placement import sequence_finish_s
 from kfac.planning.schedule_config import CHOICES
 from kfac.schedules import NAMED_SCHEDULES, make_plan
-from kfac.simulation import simulate
+from kfac.simulation import iteration, simulate
 from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE
 
 FREE = LinearCost(0, 0)
@@ -318,9 +318,31 @@ def test_a_plan_for_another_model_is_an_error():
     dice = random.Random(10)
     model, cluster = random_model(dice), random_cluster(dice, 2)
     plan = make_plan("spdkfac", model, cluster)
-    with pytest.raises(ValueError, match="other layers"):
+    with pytest.raises(ValueError, match="layer 0 is 'l0' in the plan, 'l1' in the model"):
         simulate(plan, replace(model, layers=model.layers[1:]), cluster)
     k = next(k for k, layer in enumerate(model.layers) if layer.has_factors)
-    wider = replace(model.layers[k], a_dim=model.layers[k].a_dim + 1)
-    with pytest.raises(ValueError, match=f"factor A of layer 'l{k}'"):
-        simulate(plan, replace(model, layers=(*model.layers[:k], wider, *model.layers[k + 1 :])), cluster)
+    for key, message in (("a_dim", f"A of layer 'l{k}'"), ("gradient_elements", "gradient message")):
+        other = replace(model.layers[k], **{key: getattr(model.layers[k], key) + 1})
+        with pytest.raises(ValueError, match=message):
+            simulate(plan, replace(model, layers=(*model.layers[:k], other, *model.layers[k + 1 :])), cluster)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast", "inverse"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, None])
+def test_a_cost_that_is_no_number_of_seconds_is_named(name, bad):
+    dice = random.Random(11)
+    model, cluster = random_model(dice), random_cluster(dice, 2)
+    plan = make_plan("mpdkfac", model, cluster)
+    with pytest.raises(ValueError, match=rf"cost {name}\(\d+\) must be finite and not negative"):
+        simulate(plan, model, replace(cluster, **{name: lambda size: bad}))
+
+
+def test_a_task_graph_grows_with_the_factors_not_with_ranks_times_layers():
+    """Preconditioning that begins everywhere at once is one task per layer: what bounds the time of large worlds."""
+    layers = tuple(LayerProfile(name=f"l{k}", a_dim=2 + k, g_dim=2, gradient_elements=1) for k in range(100))
+    cluster = ClusterProfile(world_size=4096, all_reduce=FREE, reduce=FREE, broadcast=FREE, inverse=lambda d: d)
+    model = ModelProfile(name="m", layers=layers)
+    graph = iteration._Graph(make_plan("mpdkfac", model, cluster), model, cluster)
+    graph.build()
+    assert len(graph.tasks) < 10 * len(layers)
+    assert sum(len(task.after) for task in graph.tasks) < 20 * len(layers)
