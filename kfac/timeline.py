@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ class Span:
         start_s, end_s: seconds from the iteration's start.
 
     Raises:
-        ValueError: for an unknown kind or an end before the start.
+        ValueError: for an unknown kind, times that are negative or not finite, or an end before the start.
     """
 
     rank: int
@@ -60,13 +62,18 @@ class Span:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"unknown span kind {self.kind!r}; kinds: {', '.join(KINDS)}")
-        if self.end_s < self.start_s:
-            raise ValueError(f"span {self.name!r} ends before it starts")
+        if not 0 <= self.start_s <= self.end_s < math.inf:
+            if 0 <= self.end_s < self.start_s < math.inf:
+                raise ValueError(f"span {self.name!r} ends before it starts")
+            raise ValueError(f"span {self.name!r}: {self.start_s} to {self.end_s} s must be finite and not negative")
 
     @property
     def duration_s(self) -> float:
         """Seconds from start to end."""
         return self.end_s - self.start_s
+
+
+_PLACE = attrgetter("rank", "lane", "start_s", "end_s")
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,9 @@ class Timeline:
             one set of lanes, so that large worlds stay small.
         total_s: the iteration's seconds where known (measured); else the latest end.
         source: ``measured`` or ``simulated``.
+
+    Raises:
+        ValueError: for a total that is negative or not finite, or a rank that stands for less than one.
     """
 
     spans: tuple[Span, ...]
@@ -87,7 +97,11 @@ class Timeline:
     source: str = "measured"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spans", tuple(sorted(self.spans, key=lambda s: (s.rank, s.lane, s.start_s, s.end_s))))
+        if self.total_s is not None and not 0 <= self.total_s < math.inf:
+            raise ValueError(f"total_s must be finite and not negative, got {self.total_s}")
+        if not all(count >= 1 for count in self.rank_counts.values()):
+            raise ValueError(f"every rank stands for at least one, got {dict(self.rank_counts)}")
+        object.__setattr__(self, "spans", tuple(sorted(self.spans, key=_PLACE)))
 
     @property
     def iteration_s(self) -> float:
@@ -122,11 +136,12 @@ class Timeline:
         return {kind: seconds / count for kind, seconds in total.items()}
 
     def busy_s(self) -> dict[str, float]:
-        """Seconds per kind whether hidden or not, averaged over the ranks."""
+        """Seconds per kind within the iteration, whether hidden or not, averaged over the ranks."""
         weights = {rank: self.rank_counts.get(rank, 1) for rank in self.ranks}
         total = dict.fromkeys(KINDS, 0.0)
+        limit_s = self.iteration_s
         for span in self.spans:
-            total[span.kind] += weights[span.rank] * span.duration_s
+            total[span.kind] += weights[span.rank] * (min(span.end_s, limit_s) - min(span.start_s, limit_s))
         return {kind: seconds / max(1, sum(weights.values())) for kind, seconds in total.items()}
 
     def hidden_s(self) -> dict[str, float]:
@@ -191,10 +206,10 @@ class Timeline:
                 if e["ph"] == "X"
             )
             meta = data.get("metadata", {})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            counts = {int(rank): count for rank, count in meta.get("rank_counts", {}).items()}
+            return cls(spans, counts, meta.get("total_s"), meta.get("source", "measured"))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a timeline written by this project: {error!r}") from error
-        counts = {int(rank): count for rank, count in meta.get("rank_counts", {}).items()}
-        return cls(spans, counts, meta.get("total_s"), meta.get("source", "measured"))
 
     @classmethod
     def merge(cls, timelines: Iterable[Timeline]) -> Timeline:

@@ -80,3 +80,44 @@ def test_impossible_spans_are_refused():
         Span(0, "compute", "Nonsense", "x", 0, 1)
     with pytest.raises(ValueError, match="ends before it starts"):
         Span(0, "compute", KINDS[0], "x", 1, 0)
+    nan, inf = float("nan"), float("inf")
+    for start, end in ((nan, 1), (0, nan), (0, inf), (-inf, 0), (inf, inf), (-1, 1), (-2, -1)):
+        with pytest.raises(ValueError, match="must be finite and not negative"):
+            Span(0, "compute", KINDS[0], "x", start, end)
+
+
+@pytest.mark.parametrize("total", [float("nan"), float("inf"), -1.0])
+def test_impossible_totals_and_counts_are_refused(total):
+    with pytest.raises(ValueError, match="total_s"):
+        Timeline((span("FF", 0, 1),), total_s=total)
+    with pytest.raises(ValueError, match="at least one"):
+        Timeline((span("FF", 0, 1),), {0: 0})
+
+
+def test_what_lies_beyond_the_iteration_is_neither_busy_nor_hidden():
+    timeline = Timeline(
+        (
+            span("FF", 0, 3),
+            span("FactorComm", 1, 8, "communication"),
+            span("GradComm", 9, 12, "communication"),
+            span("BP", 5, 7),
+        ),
+        total_s=6.0,
+    )
+    assert timeline.busy_s()["FactorComm"] == 5  # 1 to 6
+    assert timeline.busy_s()["GradComm"] == 0
+    assert timeline.busy_s()["BP"] == 1
+    assert timeline.breakdown_s()["FactorComm"] == 2  # 3 to 5
+    assert timeline.hidden_s() == {"GradComm": 0, "FactorComm": 3, "InverseComm": 0}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [3, "x", [1], None, {"rank_counts": 3}, {"rank_counts": {"a": 1}}, {"rank_counts": {"0": "1"}}, {"total_s": "1"}],
+)
+def test_a_trace_with_other_metadata_is_refused(tmp_path, metadata):
+    Timeline((span("FF", 0, 1),)).to_chrome_trace(path := tmp_path / "x.json")
+    assert Timeline.from_chrome_trace(path).ranks == (0,)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "metadata": metadata}))
+    with pytest.raises(ValueError, match=r"x\.json is not a timeline"):
+        Timeline.from_chrome_trace(path)
