@@ -132,7 +132,7 @@ def describe(name: str, error: Exception) -> str:
     ):
         choices = ", ".join(found[3].split())
         return f"{found[1]}={found[2]} is not one of: {choices}"
-    if found := re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text):
+    if found := re.search(r"Key '([^']+)' (?:is not in struct|not in '\w+')\s+full_key: (\S+)", text):
         return _unknown_key(name, found[2])
     if found := re.search(r"Could not override '([^'@]+)'.*No match in the defaults list", text, re.DOTALL):
         return _unknown_key(name, found[1])
@@ -143,30 +143,39 @@ def describe(name: str, error: Exception) -> str:
 
 def _unknown_key(name: str, key: str) -> str:
     """Which keys there are at the level of the wrong one, and the most similar of all."""
-    group, _, _ = key.rpartition(".")
-    known = _known_config(name)
+    group, _, leaf = key.rpartition(".")
+    known = _known_config(name, key.startswith("hydra."))
     flat = _flat(known)
     level: Any = known
     for part in filter(None, group.split(".")):
         level = level.get(part, {}) if isinstance(level, dict) else {}
     if not isinstance(level, dict) or not level:
         level, group = known, ""
-    same = [other for other in flat if other.split(".")[-1] == key.rsplit(".", maxsplit=1)[-1]]
-    similar = same or difflib.get_close_matches(key, flat, 1)
+    names = [other for other in level if other != "_target_"]
+    if group == "hydra.launcher" and not names:
+        return f"unknown key {key}: choose hydra/launcher=slurm, which has such keys"
+    near = [f"{group}.{other}" if group else other for other in difflib.get_close_matches(leaf, names, 1)]
+    same = [other for other in flat if other.split(".")[-1] == leaf]
+    similar = near if group.startswith("hydra") else same or near or difflib.get_close_matches(key, flat, 1)
     hint = f" (did you mean {similar[0]}?)" if similar else ""
     where = f"keys of {group}" if group else "keys"
-    return f"unknown key {key}{hint}; {where}: {', '.join(level)}"
+    return f"unknown key {key}{hint}; {where}: {', '.join(names)}"
 
 
-def _known_config(name: str) -> dict[str, Any]:
-    """The configuration with the groups chosen on the command line, where they go together."""
-    choices = [argument for argument in sys.argv[1:] if re.fullmatch(r"[a-z_]+=[\w-]+", argument)]
+def _known_config(name: str, hydras: bool = False) -> dict[str, Any]:
+    """The configuration with the groups chosen on the command line, where they go together; or Hydra's own part."""
+    choices = [argument for argument in sys.argv[1:] if re.fullmatch(r"[a-z_/]+=[\w-]+", argument)]
     GlobalHydra.instance().clear()
     with hydra.initialize_config_module("experiments.conf", version_base="1.3"):
         try:
-            return plain(hydra.compose(name, choices))
+            config = hydra.compose(name, choices, return_hydra_config=hydras)
         except HydraException:
-            return plain(hydra.compose(name))
+            config = hydra.compose(name, return_hydra_config=hydras)
+        if not hydras:
+            return plain(config)
+        data = OmegaConf.to_container(config.hydra, resolve=False)
+        assert isinstance(data, dict)
+        return {"hydra": data}
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> list[str]:

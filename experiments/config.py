@@ -102,7 +102,7 @@ class TrainConfig(CommonConfig):
 
     schedule: ScheduleSettings
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
-    epochs: int | None = 1
+    epochs: int | None = 3
     iterations: int | None = None
     warmup: int = 3
     cluster: str = MEASURE

@@ -95,7 +95,7 @@ class OptimizerSettings:
     lr: float
     momentum: float = 0.9
     weight_decay: float = 0.0
-    schedule: str = "constant"
+    schedule: str = "cosine"
     warmup_epochs: float = 0.0
     decay_epochs: tuple[float, ...] = ()
     decay_factor: float = 0.1
@@ -125,21 +125,25 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineSettings:
-    """Timelines of iterations ``start``, ``start + every``, ... (``count`` of them)."""
+    """Timelines of iterations ``start``, ``start + every``, ... (``count`` of them; ``every`` None: spread evenly)."""
 
     start: int = 5
-    every: int = 10
-    count: int = 3
+    every: int | None = None
+    count: int = 5
 
     def __post_init__(self) -> None:
         at_least("timeline.start", self.start, 0)
         at_least("timeline.every", self.every, 1)
         at_least("timeline.count", self.count, 0)
 
-    def records(self, iteration: int) -> bool:
-        """Whether this iteration's timeline is recorded."""
-        number, rest = divmod(iteration - self.start, self.every)
-        return rest == 0 and 0 <= number < self.count
+    def chosen(self, iterations: int) -> tuple[int, ...]:
+        """The recorded ones of a run's iterations, in order; the last one where none of them is in the run."""
+        if self.count == 0:
+            return ()
+        left = max(0, iterations - self.start)
+        offsets = [k * left // self.count if self.every is None else k * self.every for k in range(self.count)]
+        inside = {self.start + offset for offset in offsets if offset < left}
+        return tuple(sorted(inside)) or (iterations - 1,)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ def draw_timeline(timeline: Timeline, title: str = "", max_ranks: int = MAX_RANK
     handles = [Patch(color=KIND_COLORS[kind], label=kind) for kind in KINDS if kind in present]
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
-    more = len(timeline.ranks) - len(ranks)
+    more = _count(timeline, timeline.ranks) - _count(timeline, ranks)
     if title or more:
         axes.set_title(title + (f" ({more} more ranks not shown)" if more else ""), loc="left", fontsize="medium")
     return figure
@@ -75,7 +76,7 @@ def _page_data(timeline: Timeline, title: str) -> dict[str, Any]:
     kinds = [kind for kind in (*KINDS, OTHER) if kind in present or exposed[kind] > 0]
     lanes = [(rank, lane) for rank in timeline.ranks for lane in LANES]
     return {
-        "title": title or "Timeline",
+        "title": (title or "Timeline") + _alike(timeline),
         "total_us": _us(timeline.iteration_s) or 1.0,
         "kinds": [
             {"name": k, "color": KIND_COLORS[k], "exposed_us": _us(exposed[k]), "hidden_us": _us(hidden.get(k, 0.0))}
@@ -97,6 +98,17 @@ def _page_data(timeline: Timeline, title: str) -> dict[str, Any]:
 
 def _us(seconds: float) -> float:
     return round(1e6 * seconds, 2)
+
+
+def _count(timeline: Timeline, ranks: Iterable[int]) -> int:
+    """How many ranks these stand for."""
+    return sum(timeline.rank_counts.get(rank, 1) for rank in ranks)
+
+
+def _alike(timeline: Timeline) -> str:
+    """What a page that shows all ranks of a timeline does not show: those that others stand for."""
+    more = _count(timeline, timeline.ranks) - len(timeline.ranks)
+    return f" ({more} more ranks are like one that is shown)" if more else ""
 
 
 def _rank_name(timeline: Timeline, rank: int) -> str:

@@ -87,7 +87,7 @@ def open_tracker(config: TrainConfig, record: RunRecord) -> Tracker:
     try:
         return SafeTracker(WandbTracker(config, record))
     except ImportError:
-        logger.warning("tracking=%s: wandb is not installed (pip install 'spdkfac[wandb]')", config.tracking.mode)
+        logger.warning("tracking=%s: wandb is not installed (pip install wandb)", config.tracking.mode)
     except Exception as error:
         logger.warning("tracking=%s could not start, only the run record is written: %r", config.tracking.mode, error)
     return NoTracker()
@@ -119,8 +119,8 @@ class WandbTracker:
         except Exception as error:
             if not online:
                 raise
-            reason = str(error).splitlines()[0]
-            logger.warning("W&B cannot be reached (%s): tracking offline, for wandb sync %s/wandb", reason, record.path)
+            what = _why_not_online(str(error))
+            logger.warning("%s: tracking offline now, for wandb sync %s/wandb", what, record.path)
             wandb.teardown(exit_code=1)  # its service still holds the id
             self._run = self._init(config, record, "offline")
         # A resumed run repeats iterations and W&B's own step only counts calls: the axis is a column of ours.
@@ -182,6 +182,13 @@ class WandbTracker:
         thread = threading.Thread(target=self._run.finish, kwargs={"exit_code": 1}, daemon=True)
         thread.start()
         thread.join(LAST_WORDS_S)
+
+
+def _why_not_online(text: str) -> str:
+    """One line for W&B's error, with the remedy where it is known."""
+    if "no api key" in text.lower():
+        return "not logged in to W&B (wandb login, or choose tracking=offline)"
+    return f"W&B cannot be reached ({text.partition(chr(10))[0]})"
 
 
 def _keep_files_in(folder: Path, *, offline: bool) -> None:

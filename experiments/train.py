@@ -185,10 +185,11 @@ def describe(summary: Mapping[str, Any]) -> str:
         lines.append(f"{1e3 * times['median']:.1f} ms per iteration {spread}, median of {times['n']}")
     parts = [f"{kind} {1e3 * seconds:.1f}" for kind, seconds in summary["breakdown_s"].items() if seconds > 0]
     if parts:
-        lines.append(f"exposed ms: {', '.join(parts)}")
+        count = len(summary["recorded_iterations"])
+        lines.append(f"exposed ms (mean of {count} recorded iteration{'s' * (count != 1)}): {', '.join(parts)}")
     hidden = [f"{kind} {1e3 * seconds:.1f}" for kind, seconds in summary["hidden_s"].items() if seconds > 0]
     if hidden:
-        lines.append(f"hidden ms: {', '.join(hidden)}")
+        lines.append(f"hidden ms (of the same): {', '.join(hidden)}")
     return "\n".join(lines)
 
 

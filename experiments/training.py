@@ -91,6 +91,7 @@ class Training:
         )
         self.per_epoch = self.shards.iterations_per_epoch
         self.iterations = config.iterations or self.per_epoch * (config.epochs or 1)
+        self.recorded = config.timeline.chosen(self.iterations)
         self.clock = IterationClock(site.device)
         self.pending: list[tuple[int, float, Tensor, Tensor]] = []
         self.checkpoints = Checkpoints(record.path / "checkpoint", site.communicator, config.checkpoint.keep)
@@ -99,6 +100,9 @@ class Training:
         """Everything: profiles, training from the last checkpoint on, evaluation, summary."""
         self.learner = self._prepare()
         start = self._resume()
+        if self.rank == 0 and self.recorded and self.recorded[0] < self.config.timeline.start:
+            text = "timeline.start=%d is beyond the %d iterations: the last one's timeline is recorded"
+            logger.info(text, self.config.timeline.start, self.iterations)
         self.tracker: Tracker = open_tracker(self.config, self.record) if self.rank == 0 else NoTracker()
         status = FAILED
         try:
@@ -121,8 +125,9 @@ class Training:
         schedule = config.schedule.value
         learner = assemble(config, self.images, self.site, kfac=kfac, schedule=schedule, profiles=profiles)
         if self.rank == 0:
-            logger.info("%s", learner.preconditioner.summary())
-            logger.info("%s", learner.preconditioner.plan)
+            if learner.preconditioner.plan.schedule.curvature:
+                logger.info("%s", learner.preconditioner.summary())
+                logger.info("%s", learner.preconditioner.plan)
             for name, profile in zip(("model_profile.json", "cluster_profile.json"), profiles, strict=True):
                 if profile is not None:
                     self.record.write(name, profile.to_dict())
@@ -196,7 +201,7 @@ class Training:
 
     def _iterate(self, iteration: int, batches: Iterator[Batch]) -> None:
         recorder = self.learner.recorder
-        records = self.config.timeline.records(iteration)
+        records = iteration in self.recorded
         lr = self._learning_rate(iteration)
         if records:
             self.site.communicator.barrier()

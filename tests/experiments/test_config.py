@@ -62,6 +62,7 @@ def test_ablations_are_overrides_and_show_in_the_label():
             ["schedule.pipeline=none"],
             "unknown key schedule.pipeline (did you mean schedule.pipelining?); keys of schedule",
         ),
+        (["hydra.launcher.partition=gpu"], "unknown key hydra.launcher.partition: choose hydra/launcher=slurm"),
         (["lr=1"], "unknown key lr (did you mean kfac.lr?); keys: model, data"),
         (["+extra=1"], "unknown key extra; keys: model, data"),
         (["optimise=adam"], "unknown key optimise (did you mean optimizer?)"),
@@ -105,7 +106,7 @@ def test_a_damaged_profile_is_named(tmp_path):
     path = tmp_path / "c.json"
     path.write_text('{"world_size": 2}')
     assert f"cluster={path}: " in mistake(f"cluster={path}")
-    assert "'all_reduce'" in mistake(f"cluster={path}")
+    assert "all_reduce" in mistake(f"cluster={path}")
     path.write_text("[")
     assert f"cluster={path}: cannot read" in mistake(f"cluster={path}")
 
@@ -130,6 +131,7 @@ def test_identity_ignores_places_and_spectators(tmp_path):
         "schedule.fusion=none",
         "optimizer.lr=0.2",
         "epochs=2",
+        "timeline.every=10",
         "threads=2",
     )
     identifiers = {config(other).run_id for other in different}
@@ -166,8 +168,12 @@ def test_measuring_only_where_it_is_of_use():
 
 def test_recorded_iterations():
     settings = TimelineSettings(start=5, every=10, count=3)
-    assert [i for i in range(100) if settings.records(i)] == [5, 15, 25]
-    assert not any(TimelineSettings(count=0).records(i) for i in range(20))
+    assert settings.chosen(100) == (5, 15, 25)
+    assert settings.chosen(16) == (5, 15)
+    assert [settings.chosen(n) for n in (6, 5, 1)] == [(5,), (4,), (0,)]  # the last one rather than none
+    assert TimelineSettings().chosen(105) == (5, 25, 45, 65, 85)
+    assert TimelineSettings().chosen(8) == (5, 6, 7)
+    assert TimelineSettings(count=0).chosen(20) == ()
 
 
 def test_commands_end_with_one_line_and_touch_nothing(command, tmp_path):
@@ -190,9 +196,18 @@ def test_help_names_groups_keys_and_examples(command, tmp_path):
         "schedule: auto, dkfac, kfac, mpdkfac, sgd, spdkfac",
         "pipelining: layerwise",
         "python -m experiments.train model=",
+        "-m hydra/launcher=slurm",
+        "site=NAME",
     ):
         assert part in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_key_of_the_slurm_launcher_names_the_launchers_keys(command):
+    done = command("train", "-m", "hydra/launcher=slurm", "hydra.launcher.foo=1", check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown key hydra.launcher.foo; keys of hydra.launcher: wait, partition,")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_failed_run_does_not_end_a_local_sweep():

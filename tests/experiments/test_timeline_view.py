@@ -42,6 +42,9 @@ def test_bars_are_the_spans():
 def test_more_ranks_than_fit_are_said():
     spans = tuple(Span(rank, "compute", "FF", "f", 0, 1) for rank in range(20))
     assert "12 more ranks not shown" in draw_timeline(Timeline(spans), "x").axes[0].get_title(loc="left")
+    # Rank 0 stands for 3, rank 19 for 43: 64 in all, of which the first eight lanes show 10.
+    alike = Timeline(spans, {0: 3, 19: 43})
+    assert "(54 more ranks not shown)" in draw_timeline(alike, "x").axes[0].get_title(loc="left")
 
 
 def test_png_is_the_same_every_time(tmp_path):
@@ -63,7 +66,7 @@ def page(tmp_path):
 def test_the_page_holds_every_span_and_the_breakdown(tmp_path):
     text = page(tmp_path)
     data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
-    assert data["title"] == "one <b>"
+    assert data["title"] == "one <b> (2 more ranks are like one that is shown)"
     spans = {
         (data["lanes"][lane]["long"], data["kinds"][kind]["name"], name, start, length)
         for lane, kind, name, start, length in data["spans"]

@@ -16,7 +16,8 @@ from kfac.timeline import Timeline
 from tests.experiments.conftest import ROOT, SMALL
 
 NORMALISED = ("model=resnet20", "data.image_size=8", "batch_size=8", "optimizer.lr=0.02", "tracking=none")
-LONG = (*NORMALISED, "world_size=2", "iterations=50", "kfac.inverse_interval=3", "progress=1", "checkpoint.every=10")
+LONG = (*NORMALISED, "world_size=2", "iterations=50", "kfac.inverse_interval=3", "progress=1", "checkpoint.every=10",
+        "timeline.every=10", "timeline.count=3")  # fmt: skip
 
 
 def only_record(folder):
