@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +135,7 @@ def assemble(
         weight_decay=config.optimizer.weight_decay,
     )
     recorder = Recorder(site.device, site.communicator.rank)
+    _check_patterns(config.model.name, model, kfac)
     try:
         preconditioner = KFAC(
             model,
@@ -144,6 +147,15 @@ def assemble(
             communicator=site.communicator,
             recorder=recorder,
         )
-    except ValueError as error:  # as patterns that match no layer, or another model's profile
-        raise ConfigError(str(error)) from error
+    except ValueError as error:  # as patterns that leave no layer, or another model's profile
+        raise ConfigError(textwrap.shorten(f"model={config.model.name}: {error}", 400)) from error
     return Learner(model, optimizer, preconditioner, recorder, config.label_smoothing, kfac.accumulation_steps)
+
+
+def _check_patterns(name: str, model: nn.Module, kfac: KFACConfig) -> None:
+    """A pattern that no module's name matches is a mistake: it would do nothing, and nobody would notice."""
+    modules = [module for module, _ in model.named_modules()]
+    for key, patterns in (("include", kfac.include), ("exclude", kfac.exclude)):
+        for pattern in patterns:
+            if not fnmatch.filter(modules, pattern):
+                raise ConfigError(f"kfac.{key}: no module of model={name} matches {pattern!r}")

@@ -11,11 +11,13 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.arguments import check_arguments, describe_unreadable
+from experiments.interrupts import restore_interrupts
 from experiments.settings import ConfigError
 
 CONFIG_SOURCE = "pkg://experiments.conf"
@@ -46,9 +48,15 @@ def run_command(name: str, task: Callable[[DictConfig], Any], check: Callable[[d
     command.verbose = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
+        restore_interrupts()
+        check_arguments(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=CONFIG_SOURCE, config_name=name)(command)()
     except _MISTAKES as error:
         if command.verbose:
+            raise
+        _exit_with(name, error)
+    except ValueError as error:
+        if command.verbose or not _of_hydra(error):
             raise
         _exit_with(name, error)
     except KeyboardInterrupt:
@@ -78,6 +86,11 @@ class _Command:
             _exit_with(self.name, error)
 
 
+def _of_hydra(error: ValueError) -> bool:
+    """Whether Hydra refused the command line by an exception of Python's own."""
+    return any(part in str(error) for part in ("Config group override must be", "integer string conversion"))
+
+
 def _exit_with(name: str, error: Exception) -> NoReturn:
     print(f"error: {describe(name, error)}", file=sys.stderr)  # noqa: T201
     sys.exit(USAGE_ERROR)
@@ -104,6 +117,13 @@ class CheckSweep(Callback):
     def __init__(self, command: str) -> None:
         self.command = command
 
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Exit with one line if a launcher was chosen that a single run would leave out."""
+        target = str(config.hydra.launcher._target_)
+        if not target.endswith(".BasicLauncher"):
+            chosen = config.hydra.runtime.choices.get("hydra/launcher")
+            _exit_with(self.command, ConfigError(f"hydra/launcher={chosen} starts sweeps: add -m"))
+
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Exit with one line if a combination is impossible (Hydra only warns of exceptions in callbacks)."""
         from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -122,8 +142,8 @@ class CheckSweep(Callback):
 
 def describe(name: str, error: Exception) -> str:
     """One line for a mistake: which key, and which choices there are."""
-    if isinstance(error, ConfigError):
-        return str(error)
+    if isinstance(error, (ConfigError, OverrideParseException)):
+        return str(error) if isinstance(error, ConfigError) else describe_unreadable(error.override, error.message)
     text = str(error)
     if isinstance(error.__cause__, OmegaConfBaseException):
         text += "\n" + str(error.__cause__)

@@ -21,7 +21,7 @@ from experiments.groups import (
     TimelineSettings,
     TrackingSettings,
 )
-from experiments.settings import ConfigError, at_least, one_of, read
+from experiments.settings import ConfigError, at_least, file_name, fits, folder, one_of, read
 from kfac.config import KFACConfig
 from kfac.planning import ClusterProfile, ModelProfile
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model, shipped_names
@@ -29,6 +29,7 @@ from kfac.schedules import ONE_PROCESS
 
 MEASURE = "measure"
 DEFAULT = "default"
+MAX_WORLD_SIZE = 65_536
 NOT_IDENTITY = ("tracking", "checkpoint", "name", "sweep", "runs", "rerun", "progress", "site")
 """Keys that do not make a run different: where it lies, who watches it, how often it is saved."""
 
@@ -54,8 +55,9 @@ class CommonConfig:
     profiling: ProfilingSettings = field(default_factory=ProfilingSettings)
 
     def __post_init__(self) -> None:
-        for name in ("world_size", "batch_size", "threads"):
-            at_least(name, getattr(self, name), 1)
+        at_least("world_size", self.world_size, 1, high=MAX_WORLD_SIZE)
+        at_least("batch_size", self.batch_size, 1, high=1_000_000)
+        at_least("threads", self.threads, 1, high=4096)
         at_least("seed", self.seed, 0)
         at_least("label_smoothing", self.label_smoothing, 0)
         if self.label_smoothing >= 1:
@@ -76,6 +78,11 @@ class CommonConfig:
     def kfac_config(self, **changes: Any) -> KFACConfig:
         """The K-FAC options; ``lr`` null means the optimizer's."""
         options = dict(self.kfac)
+        fits("kfac", options)
+        for key in ("include", "exclude"):
+            patterns = options.get(key, [])
+            if not isinstance(patterns, (list, tuple)) or not all(isinstance(pattern, str) for pattern in patterns):
+                raise ConfigError(f"kfac.{key}={patterns!r} is not a list of patterns, as in kfac.{key}=[layer1.*]")
         if options.get("lr") is None:
             options["lr"] = self.optimizer.lr
         try:
@@ -89,6 +96,10 @@ class ProfileConfig(CommonConfig):
     """``python -m experiments.profile``; see ``conf/profile.yaml``."""
 
     output: str = "profiles"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        folder("output", self.output)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProfileConfig:
@@ -119,13 +130,14 @@ class TrainConfig(CommonConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("epochs", "iterations", "progress"):
-            at_least(name, getattr(self, name), 1)
+            at_least(name, getattr(self, name), 1, high=10**12)
         at_least("warmup", self.warmup, 0)
         if self.epochs is None and self.iterations is None:
             raise ConfigError("epochs and iterations are both null: set one of them")
         _check_one_process(self.schedule, self.world_size)
-        if not self.sweep or Path(self.sweep).name != self.sweep:
-            raise ConfigError(f"sweep={self.sweep!r} is not the name of a folder")
+        file_name("sweep", self.sweep)
+        file_name("name", self.name)
+        folder("runs", self.runs)
         self.profiles()
 
     def profiles(self) -> tuple[ModelProfile | None, ClusterProfile | None]:
@@ -185,8 +197,11 @@ class SimulateConfig:
     output: str
 
     def __post_init__(self) -> None:
-        at_least("world_size", self.world_size, 1)
-        _check_one_process(self.schedule, self.profiles()[1].world_size)
+        at_least("world_size", self.world_size, 1, high=MAX_WORLD_SIZE)
+        folder("output", self.output)
+        cluster = self.profiles()[1]
+        at_least("world_size", cluster.world_size, 1, high=MAX_WORLD_SIZE)
+        _check_one_process(self.schedule, cluster.world_size)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SimulateConfig:

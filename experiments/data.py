@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,11 +18,14 @@ from experiments.sharding import derive_seed
 if TYPE_CHECKING:
     from experiments.groups import DataSettings
 
+logger = logging.getLogger(__name__)
+
 DATA_NAMES = ("digits", "cifar10", "imagefolder", "imagenet")
 DIGITS_TRAIN, DIGITS_TEST = 1437, 360
 CIFAR10_TRAIN = 50_000
 CIFAR10_FOLDER = "cifar-10-batches-py"
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".webp")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""As torchvision's."""
 
 Batch = tuple[Tensor, Tensor]
 """Images ``[batch, 3, size, size]``, normalised, and labels ``[batch]``."""
@@ -99,11 +103,11 @@ class FolderImages:
         self._train = datasets.ImageFolder(str(path / "train"), v2.Compose([*(random if augment else plain), *tail]))
         self._test = datasets.ImageFolder(str(path / "val"), v2.Compose([*plain, *tail]))
         self._workers = workers
-        if self._train.classes != self._test.classes:
-            raise ConfigError(f"data.path={path}: train and val have different classes")
         self.num_classes = len(self._train.classes)
         self.image_shape = (3, size, size)
         self.train_size, self.test_size = len(self._train), len(self._test)
+        if self.num_classes == 1:
+            logger.warning("data.path=%s has one class only: there is nothing to learn", path)
 
     def training_batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
         """See :class:`Images`."""
@@ -121,7 +125,15 @@ class FolderImages:
             num_workers=self._workers,
             pin_memory=torch.cuda.is_available(),
         )
-        return iter(loader)
+        return _with_plain_errors(iter(loader))  # the readers start here, not at the first batch
+
+
+def _with_plain_errors(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Batches whose readers' mistakes come without the readers' tracebacks."""
+    try:
+        yield from batches
+    except ConfigError as error:
+        raise ConfigError(str(error).rpartition(f"{ConfigError.__name__}: ")[2].strip()) from None
 
 
 class _SeededItems(torch.utils.data.Dataset[Any]):
@@ -134,7 +146,11 @@ class _SeededItems(torch.utils.data.Dataset[Any]):
         index, seed = key
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self._dataset[index]
+            try:
+                return self._dataset[index]
+            except Exception as error:  # PIL has one of its own for each format
+                path = self._dataset.samples[index][0]
+                raise ConfigError(f"data.path: the image {path} cannot be read: {error}") from None
 
 
 def load_images(settings: DataSettings) -> Images:
@@ -171,7 +187,10 @@ def load_cifar10(path: Path, size: int, augment: bool) -> TensorImages:
     std = torch.tensor([0.2470, 0.2435, 0.2616]).view(3, 1, 1)
 
     def split(train: bool) -> Batch:
-        data = datasets.CIFAR10(str(path), train=train)
+        try:
+            data = datasets.CIFAR10(str(path), train=train)
+        except (RuntimeError, OSError) as error:
+            raise ConfigError(f"data.path={path}: CIFAR-10 cannot be read: {error}") from error
         images = torch.from_numpy(data.data).permute(0, 3, 1, 2).to(torch.float32) / 255
         if size != images.shape[-1]:
             images = F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False)
@@ -207,10 +226,41 @@ def count_training_images(settings: DataSettings, enough: int) -> int:
     path = data_path(settings)
     if settings.name == "cifar10":
         return CIFAR10_TRAIN
-    return sum(1 for _, _ in zip(range(enough), _image_files(path / "train"), strict=False))
+    try:
+        classes = _classes(path / "train")
+        if classes != _classes(path / "val"):
+            different = sorted(classes ^ _classes(path / "val"))
+            raise ConfigError(f"data.path={path}: train and val have different classes: {', '.join(different[:5])}")
+        images = (image for name in sorted(classes) for image in _image_files(path / "train" / name))
+        return sum(1 for _, _ in zip(range(enough), images, strict=False))
+    except OSError as error:
+        raise ConfigError(f"data.path={path}: {error}") from error
+
+
+def _classes(folder: Path) -> set[str]:
+    """The folders inside a folder, each with at least one image.
+
+    Raises:
+        ConfigError: if there are none, an image lies beside them, or one holds no image.
+    """
+    names = set()
+    for entry in os.scandir(folder):
+        if entry.is_dir():
+            names.add(entry.name)
+        elif _is_image(entry.name):
+            raise ConfigError(f"data.path: {entry.path} lies beside the classes: images belong into {folder}/CLASS/")
+    if not names:
+        raise ConfigError(f"data.path: {folder} has no folder of a class: images belong into {folder}/CLASS/")
+    for name in sorted(names):
+        if next(_image_files(folder / name), None) is None:
+            raise ConfigError(f"data.path: {folder / name} holds no image ({' '.join(IMAGE_SUFFIXES)})")
+    return names
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES)
 
 
 def _image_files(folder: Path) -> Iterator[str]:
-    is_image: Callable[[str], bool] = lambda name: name.lower().endswith(IMAGE_SUFFIXES)  # noqa: E731
-    for root, _, names in os.walk(folder):
-        yield from (os.path.join(root, name) for name in names if is_image(name))
+    for root, _, names in os.walk(folder, followlinks=True):
+        yield from (os.path.join(root, name) for name in names if _is_image(name))

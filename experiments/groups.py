@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.data import DATA_NAMES
 from experiments.models import MODEL_NAMES
-from experiments.settings import ConfigError, at_least, one_of
+from experiments.settings import ConfigError, at_least, file_name, fits, one_of
 from kfac.planning import ScheduleConfig
 from kfac.schedules import AUTO, NAMED_SCHEDULES
 
@@ -26,7 +26,7 @@ class ModelSettings:
     def __post_init__(self) -> None:
         one_of("model.name", self.name, MODEL_NAMES)
         for width in self.hidden:
-            at_least("model.hidden", width, 1)
+            at_least("model.hidden", width, 1, high=1_000_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         one_of("data.name", self.name, DATA_NAMES)
-        at_least("data.image_size", self.image_size, 1)
-        at_least("data.workers", self.workers, 0)
+        at_least("data.image_size", self.image_size, 1, high=4096)
+        at_least("data.workers", self.workers, 0, high=1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,8 @@ class ScheduleSettings:
         name = switches.pop("name", None)
         if not isinstance(name, str) or not name:
             raise ConfigError(f"schedule.name={name!r} is not a name")
+        file_name("schedule.name", name)
+        fits("schedule", switches)
         if name == AUTO and not switches:
             return cls(name=name, switches=None)
         return cls(name=name, switches=ScheduleConfig.from_dict(switches))
@@ -107,6 +109,8 @@ class OptimizerSettings:
         at_least("optimizer.weight_decay", self.weight_decay, 0)
         at_least("optimizer.warmup_epochs", self.warmup_epochs, 0)
         at_least("optimizer.decay_factor", self.decay_factor, 0, open_=True)
+        for epoch in self.decay_epochs:
+            at_least("optimizer.decay_epochs", epoch, 0)
         if self.momentum >= 1:
             raise ConfigError(f"optimizer.momentum={self.momentum:g} must be below 1")
 
@@ -120,7 +124,7 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         at_least("evaluation.every", self.every, 1)
-        at_least("evaluation.batch_size", self.batch_size, 1)
+        at_least("evaluation.batch_size", self.batch_size, 1, high=1_000_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +138,7 @@ class TimelineSettings:
     def __post_init__(self) -> None:
         at_least("timeline.start", self.start, 0)
         at_least("timeline.every", self.every, 1)
-        at_least("timeline.count", self.count, 0)
+        at_least("timeline.count", self.count, 0, high=100_000)
 
     def chosen(self, iterations: int) -> tuple[int, ...]:
         """The recorded ones of a run's iterations, in order; the last one where none of them is in the run."""
@@ -166,8 +170,8 @@ class ProfilingSettings:
     repeats: int = 10
 
     def __post_init__(self) -> None:
-        at_least("profiling.iterations", self.iterations, 1)
-        at_least("profiling.repeats", self.repeats, 1)
+        at_least("profiling.iterations", self.iterations, 1, high=1_000_000)
+        at_least("profiling.repeats", self.repeats, 1, high=1_000_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,5 +191,5 @@ class TrackingSettings:
 
     def __post_init__(self) -> None:
         one_of("tracking.mode", self.mode, ("none", "offline", "wandb"))
-        at_least("tracking.init_timeout_s", self.init_timeout_s, 0, open_=True)
-        at_least("tracking.finish_timeout_s", self.finish_timeout_s, 0, open_=True)
+        at_least("tracking.init_timeout_s", self.init_timeout_s, 0, open_=True, high=86_400)
+        at_least("tracking.finish_timeout_s", self.finish_timeout_s, 0, open_=True, high=86_400)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ from experiments.settings import ConfigError
 from experiments.worker import JOB_FILE, error_file, result_file
 
 POLL_S = 0.05
+FOLDER_PREFIX, LOCK_FILE = "spdkfac-launch-", "lock"
+STALE_S = 60.0
 LAST_WORDS_S = 0.5
 """How long the other ranks may go on after the first failure, so that the one that failed first can be told."""
 STOP_GRACE_S = 10.0
@@ -88,11 +91,14 @@ def launch(
         LaunchError: if a rank failed.
         KeyboardInterrupt: if a signal asked to stop and the ranks had to be killed.
     """
-    folder = Path(tempfile.mkdtemp(prefix="spdkfac-launch-"))
+    _remove_stale()
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+    lock = (folder / LOCK_FILE).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     job = {"target": target, "payload": dict(payload), "world_size": world_size}
-    (folder / JOB_FILE).write_text(json.dumps(job))
     processes: list[subprocess.Popen[bytes]] = []
     try:
+        (folder / JOB_FILE).write_text(json.dumps(job))
         with _signals() as pending:
             for rank in range(world_size):
                 processes.append(_start(folder, rank, threads, log_folder))
@@ -101,6 +107,16 @@ def launch(
     finally:
         _kill(processes)
         shutil.rmtree(folder, ignore_errors=True)
+        lock.close()
+
+
+def _remove_stale() -> None:
+    """Remove the folders of launchers that were killed: nobody holds their locks any more."""
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{LOCK_FILE}"):
+        with suppress(OSError), path.open("a") as lock:  # of another user, or removed at this moment
+            if time.time() - path.stat().st_mtime > STALE_S:  # a new one may not be locked yet
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _start(folder: Path, rank: int, threads: int, log_folder: Path | None) -> subprocess.Popen[bytes]:
@@ -165,7 +181,7 @@ def _watch(
             return
         if pending and deadline_s is None:
             deadline_s = time.monotonic() + stop_grace_s
-            print(f"\n{stopping} ... (again: at once)", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"\n{stopping} ... (killed after {stop_grace_s:g} s, or at once at a second signal)", file=sys.stderr, flush=True)  # noqa: T201
             _signal(processes, signal.SIGUSR2)
         if len(pending) > 1 or (deadline_s is not None and time.monotonic() > deadline_s):
             raise KeyboardInterrupt

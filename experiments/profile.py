@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from experiments.interrupts import end_at_interrupts
+
+    end_at_interrupts()  # loading the libraries takes seconds
+
 import logging
 import os
 import sys

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from experiments.interrupts import end_at_interrupts
+
+    end_at_interrupts()  # loading the libraries takes seconds
+
 import logging
 from pathlib import Path
 
@@ -35,7 +40,7 @@ def run(settings: DictConfig) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     timeline = simulate(plan, model, cluster)
-    name = f"{model.name}-{config.schedule.label}-w{cluster.world_size}"
+    name = f"{model.name.replace('/', '_')}-{config.schedule.label}-w{cluster.world_size}"
     logger.info("%s", describe(name, plan, timeline))
     output = Path(config.output)
     try:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from experiments.interrupts import end_at_interrupts
+
+    end_at_interrupts()  # loading the libraries takes seconds
+
 import logging
 import os
 import sys
@@ -75,11 +80,18 @@ def run_here(config: TrainConfig) -> str:
             stopping=f"stopping with a checkpoint after at most {config.progress} more iterations",
         )
     except LaunchError as error:
-        record.end_segment(FAILED, error.failure.to_dict())
+        if error.failure.mistake:
+            _end_segment(record, FAILED, error.failure.to_dict())
+            raise ConfigError(error.failure.mistake) from None
         print(f"{config.run_id} failed: {error.failure}\nlogs: {logs}", file=sys.stderr)  # noqa: T201
+        _end_segment(record, FAILED, error.failure.to_dict())
+        raise RunFailedError(str(error)) from None
+    except OSError as error:  # the ranks could not be started
+        print(f"{config.run_id} failed: {error}", file=sys.stderr)  # noqa: T201
+        _end_segment(record, FAILED, {"rank": None, "message": f"failed: {error}", "traceback": ""})
         raise RunFailedError(str(error)) from None
     except BaseException:
-        record.end_segment(INTERRUPTED)
+        _end_segment(record, INTERRUPTED)
         logger.warning("%s is interrupted; the same command continues it", config.run_id)
         raise
     finally:
@@ -157,7 +169,12 @@ def begin(config: TrainConfig) -> RunRecord | None:
         record.close()
         return None
     going_on = bool(record.head["segments"])
-    if not record.begin_segment(restart=os.environ.get("SLURM_RESTART_COUNT")):
+    try:
+        same = record.begin_segment(restart=os.environ.get("SLURM_RESTART_COUNT"))
+    except OSError as error:
+        record.close()
+        raise ConfigError(f"runs={config.runs}: the record in {path} cannot be written: {error}") from error
+    if not same:
         logger.warning("%s: the code has changed since the run was interrupted", path)
     logger.info("%s %s", "continuing" if going_on else "recording", path)
     return record
@@ -165,12 +182,12 @@ def begin(config: TrainConfig) -> RunRecord | None:
 
 def end(record: RunRecord, status: str) -> None:
     """Close the run's books and say how it went."""
-    record.end_segment(status)
-    summary = record.read("summary.json")
-    if status != FINISHED or summary is None:
+    _end_segment(record, status)
+    if status != FINISHED:
         logger.info("%s is %s; the same command continues it", record.path, status)
         return
-    logger.info("%s", describe(summary))
+    if summary := record.read("summary.json"):
+        logger.info("%s", describe(summary))
     logger.info("finished: %s", record.path)
 
 
@@ -208,9 +225,16 @@ def _note_failure(path: Path, rank: int, error: Exception) -> None:
         return
     if record.status == RUNNING:
         text = "".join(traceback.format_exception(error))
-        record.end_segment(
-            FAILED, {"rank": rank, "message": f"failed: {type(error).__name__}: {error}", "traceback": text}
-        )
+        message = f"failed: {type(error).__name__}: {error}"
+        _end_segment(record, FAILED, {"rank": rank, "message": message, "traceback": text})
+
+
+def _end_segment(record: RunRecord, status: str, error: Mapping[str, Any] | None = None) -> None:
+    """A record that cannot be written, as on a full disk, must not hide why the run ended."""
+    try:
+        record.end_segment(status, error)
+    except OSError as trouble:
+        logger.warning("%s: that the run is %s could not be noted: %s", record.path, status, trouble)
 
 
 if __name__ == "__main__":

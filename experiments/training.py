@@ -21,7 +21,7 @@ from experiments.measure import measure
 from experiments.ranks import Rank, StopRequest
 from experiments.records import FAILED, FINISHED, INTERRUPTED, RunRecord
 from experiments.sharding import Shards, derive_seed
-from experiments.summary import render_timelines, summarise
+from experiments.summary import merged_timelines, render_timelines, summarise
 from experiments.tracking import NoTracker, Tracker, open_tracker
 from kfac.communication import shutdown
 from kfac.planning import ClusterProfile, ModelProfile
@@ -138,21 +138,32 @@ class Training:
         model, cluster = self.config.profiles()
         if not self.config.measures:
             return model, cluster
-        saved = [self.record.read(name) for name in ("model_profile.json", "cluster_profile.json")]
-        saved = self.site.communicator.broadcast_object(saved)
-        if all(saved):
+        saved = self.site.communicator.broadcast_object(self._saved_profiles() if self.rank == 0 else None)
+        if saved is not None:
             return ModelProfile.from_dict(saved[0]), ClusterProfile.from_dict(saved[1])
         if self.rank == 0:
             logger.info("measuring this machine")
         measured_model, cluster = measure(self.config, self.images, self.site)
         return model or measured_model, cluster
 
+    def _saved_profiles(self) -> tuple[Any, Any] | None:
+        try:
+            model, cluster = (self.record.read(name) for name in ("model_profile.json", "cluster_profile.json"))
+            if model is None or cluster is None:
+                return None
+            ModelProfile.from_dict(model), ClusterProfile.from_dict(cluster)
+        except Exception as error:  # a file may hold anything
+            logger.warning("%s: the profiles are damaged and measured anew: %r", self.record.path, error)
+            return None
+        return model, cluster
+
     def _learning_rate(self, iteration: int) -> float:
         return learning_rate(self.config.optimizer, iteration, self.per_epoch, self.iterations)
 
     def _resume(self) -> int:
         """The first iteration to run; the state before it is loaded if it is not 0."""
-        found = self.checkpoints.load(self.site.device)
+        lost = self._first_lost_iteration() if self.rank == 0 else None
+        found = self.checkpoints.load(self.site.device, lost)
         start = 0
         if found is not None:
             start, shared, own = found
@@ -165,6 +176,14 @@ class Training:
         if self.rank == 0:
             self.record.write("plan.json", self.learner.preconditioner.plan.to_dict())
         return start
+
+    def _first_lost_iteration(self) -> int:
+        """How far the metrics reach without a hole: a checkpoint beyond that is of no use."""
+        rows = {(row["kind"], row["iter"]) for row in self.record.whole_rows()}
+        iteration = 0
+        while ("train", iteration) in rows and (not self._evaluates(iteration + 1) or ("eval", iteration) in rows):
+            iteration += 1
+        return iteration
 
     # ------------------------------------------------------------------ the loop
 
@@ -185,7 +204,7 @@ class Training:
             done = iteration + 1
             last = done == self.iterations
             saves = config.checkpoint.every is not None and done % config.checkpoint.every == 0
-            evaluates = last or done % (config.evaluation.every or self.per_epoch) == 0
+            evaluates = self._evaluates(done)
             if not (last or saves or evaluates or done % config.progress == 0):
                 continue
             stopping = self._report(done) and not last
@@ -265,6 +284,7 @@ class Training:
             logger.info("test after %d iterations: loss %.4f  accuracy %.1f %%", done, loss, 100 * accuracy)
 
     def _save(self, done: int) -> None:
+        self.record.sync()
         model, buffers = self.learner.model.state_dict(), dict(self.learner.model.named_buffers())
         parameters = {key: value for key, value in model.items() if key not in buffers}
         shared = {
@@ -280,6 +300,9 @@ class Training:
         self.record.log(row)
         self.tracker.log(row)
 
+    def _evaluates(self, done: int) -> bool:
+        return done == self.iterations or done % (self.config.evaluation.every or self.per_epoch) == 0
+
     def _epoch(self, done: int) -> float:
         return round(done / self.per_epoch, 4)
 
@@ -287,13 +310,16 @@ class Training:
 
     def _conclude(self) -> None:
         """What a finished run leaves, in place of its checkpoints: the model, the summary, the pictures."""
-        summary = summarise(self.record, self.config.warmup)
-        self.record.write("summary.json", summary)
-        timeline = render_timelines(self.record)
-        self.tracker.summary(summary)
-        if timeline is not None:
-            self.tracker.timeline(self.record)
         save_tensors(self.record.path / "model.pt", self.learner.model.state_dict())
+        try:
+            timelines = merged_timelines(self.record)
+            summary = summarise(self.record, self.config.warmup, timelines)
+            self.record.write("summary.json", summary)
+            self.tracker.summary(summary)
+            if render_timelines(self.record, timelines) is not None:
+                self.tracker.timeline(self.record)
+        except Exception as error:  # a damaged row or timeline, a font that is missing: the training is done
+            logger.warning("%s: the summary or the pictures are not complete: %r", self.record.path, error)
         self.checkpoints.remove()
 
 

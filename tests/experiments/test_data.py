@@ -1,6 +1,7 @@
 """Real images, the same for everybody, split over ranks without loss or repetition, and resumable anywhere."""
 
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -146,3 +147,39 @@ def test_missing_data_name_what_is_missing(tmp_path):
         count_training_images(DataSettings(name="imagenet", path=str(tmp_path)), 1)
     with pytest.raises(ConfigError, match=r"needs data\.path=FOLDER, a folder that holds train and val"):
         count_training_images(DataSettings(name="imagefolder"), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: [p.unlink() for p in (f / "val" / "dog").iterdir()], "val/dog holds no image"),
+        (lambda f: shutil.move(f / "train" / "cat" / "0.png", f / "train" / "0.png"), "train/0.png lies beside the"),
+        (lambda f: (f / "val" / "dog").rename(f / "val" / "wolf"), "train and val have different classes: dog, wolf"),
+        (lambda f: [shutil.rmtree(p) for p in (f / "val").iterdir()], "val has no folder of a class"),
+    ],
+)
+def test_impossible_folders_are_found_before_training(folders, change, words):
+    settings = DataSettings(name="imagefolder", path=str(folders))
+    assert count_training_images(settings, 100) == 12
+    change(folders)
+    with pytest.raises(ConfigError, match=words):
+        count_training_images(settings, 100)
+
+
+@pytest.mark.parametrize(("workers", "damage"), [(0, "cut"), (0, "no image"), (1, "cut")])
+def test_a_damaged_image_is_named(folders, workers, damage):
+    path = folders / "train" / "dog" / "3.png"
+    path.write_bytes(path.read_bytes()[:60] if damage == "cut" else b"GIF")
+    settings = DataSettings(name="imagefolder", path=str(folders), image_size=16, workers=workers)
+    batches = load_images(settings).training_batches([(torch.tensor([9]), 0)])
+    with pytest.raises(ConfigError) as caught:
+        next(batches)
+    assert str(caught.value).startswith(f"data.path: the image {path} cannot be read: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_one_class_is_warned_of(folders, caplog):
+    for split in ("train", "val"):
+        shutil.rmtree(folders / split / "dog")
+    load_images(DataSettings(name="imagefolder", path=str(folders), image_size=16))
+    assert "has one class only" in caplog.text
