@@ -181,7 +181,8 @@ def _watch(
             return
         if pending and deadline_s is None:
             deadline_s = time.monotonic() + stop_grace_s
-            print(f"\n{stopping} ... (killed after {stop_grace_s:g} s, or at once at a second signal)", file=sys.stderr, flush=True)  # noqa: T201
+            text = f"\n{stopping} ... (killed after {stop_grace_s:g} s, or at once at a second signal)"
+            print(text, file=sys.stderr, flush=True)  # noqa: T201
             _signal(processes, signal.SIGUSR2)
         if len(pending) > 1 or (deadline_s is not None and time.monotonic() > deadline_s):
             raise KeyboardInterrupt

@@ -171,7 +171,7 @@ def test_ranks_that_stop_when_asked_return(jobs):
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=20)
     assert output == "result stopped\n"
-    assert errors == "\nstopping ... (again: at once)\n"
+    assert errors == "\nstopping ... (killed after 1000 s, or at once at a second signal)\n"
 
 
 def test_ranks_die_with_their_launcher(jobs):

@@ -21,6 +21,18 @@ def test_missing_programs_are_named_with_their_packages(tmp_path, monkeypatch, c
     assert "apt-get install slurmctld slurmd slurm-client munge" in said
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_up_tells_a_person_how_to_use_it_and_a_shell_only_the_line(tmp_path, monkeypatch, capsys, terminal):
+    monkeypatch.setattr(LocalCluster, "up", lambda self, shape: True)
+    monkeypatch.setattr(LocalCluster, "nodes", lambda self: {"node0": "idle"})
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert main(["local-cluster", "up", str(tmp_path)]) == 0
+    output, errors = capsys.readouterr()
+    assert output.startswith("export SLURM_CONF=")
+    assert output.count("\n") == 1
+    assert ('# for this shell to use it: eval "$(python -m slurm local-cluster up)"' in errors) == terminal
+
+
 @pytest.mark.slurm
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
     with pytest.raises(LocalClusterError, match="choose another directory"):
