@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from analysis.report import BASELINE, breakdown_table, runs_table, timeline_tables, wide_table
-from analysis.runs import Run, load_runs, paper_order
+from analysis.runs import Run, load_runs, load_samples, paper_order
 from analysis.tables import STYLES, Table, for_screen
 
 _EPILOG = """\
@@ -62,7 +62,8 @@ def _selected(options: argparse.Namespace) -> Callable[[Run], bool]:
 def _show_runs(arguments: Sequence[str]) -> int:
     options = _runs_parser().parse_args(arguments)
     runs, problems = load_runs(options.folders)
-    for problem in problems:
+    samples_s, damaged = load_samples(runs) if options.intervals else (None, [])
+    for problem in (*problems, *damaged):
         print(f"warning: {problem}", file=sys.stderr)
     # The filter comes after reading: a baseline that is not shown still counts.
     shown = sorted(filter(_selected(options), runs), key=paper_order)
@@ -70,7 +71,7 @@ def _show_runs(arguments: Sequence[str]) -> int:
         where = ", ".join(map(str, options.folders))
         print(f"no run records{' of that kind' if runs else ''} below {where}", file=sys.stderr)
         return 1
-    tables = [runs_table(shown, options.baseline, among=runs, intervals=options.intervals), breakdown_table(shown)]
+    tables = [runs_table(shown, options.baseline, among=runs, samples_s=samples_s), breakdown_table(shown)]
     if options.format in ("csv", "json"):
         tables = [wide_table(tables)]
     _print(tables, options.format)

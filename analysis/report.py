@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -43,32 +44,51 @@ def _identity(run: Run) -> tuple[Cell, ...]:
     return (run.schedule, run.model, run.data, run.world_size, run.batch_size, run.seed)
 
 
-def speedup(run: Run, runs: Sequence[Run], baseline: str) -> float | None:
-    """How many times shorter a run's median iteration is than the baseline's.
+@dataclass(frozen=True)
+class Baselines:
+    """The finished runs of the schedule that speed-ups are over.
 
-    The baseline is the finished comparable runs (:attr:`~analysis.runs.Run.comparable`) of the schedule ``baseline``;
-    of several, such as seeds, the median of their medians. None where there is none.
+    Args:
+        by_setting: those that may be compared with one another, by :attr:`~analysis.runs.Run.comparable`.
+        median_s: the median of their median iterations; of several runs, such as seeds.
     """
-    of_baseline_s = [r.iteration_s.median for r in _baselines(run, runs, baseline) if r.iteration_s]
-    if not of_baseline_s or run.iteration_s is None:
-        return None
-    return median(of_baseline_s) / run.iteration_s.median
 
+    by_setting: Mapping[str, Sequence[Run]]
+    median_s: Mapping[str, float]
 
-def speedup_interval(run: Run, runs: Sequence[Run], baseline: str) -> tuple[float, float] | None:
-    """The 95 % bootstrap interval of :func:`speedup` over iterations, the baseline's runs pooled."""
-    pooled_s = [s for r in _baselines(run, runs, baseline) for s in r.samples_s()]
-    own_s = run.samples_s()
-    return bootstrap_speedup(pooled_s, own_s) if pooled_s and own_s else None
+    @classmethod
+    def among(cls, runs: Iterable[Run], schedule: str) -> Baselines:
+        """Those of a schedule among other runs."""
+        by_setting: dict[str, list[Run]] = {}
+        for run in runs:
+            if run.schedule == schedule and run.status == "finished" and run.iteration_s:
+                by_setting.setdefault(run.comparable, []).append(run)
+        medians_s = {key: [r.iteration_s.median for r in of if r.iteration_s] for key, of in by_setting.items()}
+        return cls(by_setting, {key: median(of) for key, of in medians_s.items()})
 
+    def speedup(self, run: Run) -> float | None:
+        """How many times shorter a run's median iteration is than the comparable baseline's; None without one."""
+        baseline_s = self.median_s.get(run.comparable)
+        return None if baseline_s is None or run.iteration_s is None else baseline_s / run.iteration_s.median
 
-def _baselines(run: Run, runs: Sequence[Run], baseline: str) -> list[Run]:
-    same = (r for r in runs if r.schedule == baseline and r.status == "finished")
-    return [r for r in same if r.comparable == run.comparable]
+    def interval(self, run: Run, samples_s: Mapping[Path, Sequence[float]]) -> tuple[float, float] | None:
+        """The 95 % bootstrap interval of :meth:`speedup` over iterations, the baseline's runs pooled.
+
+        Args:
+            run: whose.
+            samples_s: seconds of each iteration by the runs' directories; runs that are not there do not count.
+        """
+        pooled_s = [s for r in self.by_setting.get(run.comparable, ()) for s in samples_s.get(r.path, ())]
+        own_s = samples_s.get(run.path)
+        return bootstrap_speedup(pooled_s, own_s) if pooled_s and own_s else None
 
 
 def runs_table(
-    runs: Sequence[Run], baseline: str = BASELINE, *, among: Sequence[Run] | None = None, intervals: bool = False
+    runs: Sequence[Run],
+    baseline: str = BASELINE,
+    *,
+    among: Sequence[Run] | None = None,
+    samples_s: Mapping[Path, Sequence[float]] | None = None,
 ) -> Table:
     """One row per run: what it was, how fast it was, how well it learned.
 
@@ -76,11 +96,11 @@ def runs_table(
         runs: the rows.
         baseline: the schedule that speed-ups are over.
         among: where to look for baselines; the rows by default.
-        intervals: whether to add bootstrap intervals of the speed-ups.
+        samples_s: seconds of each iteration by the runs' directories; adds bootstrap intervals of the speed-ups.
     """
-    among = runs if among is None else among
+    baselines = Baselines.among(runs if among is None else among, baseline)
     times = ("median", "q25", "q75")
-    interval = tuple(Column(f"{end} of speed-up", ".3f") for end in ("low", "high")) if intervals else ()
+    interval = tuple(Column(f"{end} of speed-up", ".3f") for end in ("low", "high")) if samples_s is not None else ()
     sweep, sweep_of = _sweeps(runs)
     columns = (
         *sweep,
@@ -101,16 +121,18 @@ def runs_table(
         of_times: tuple[Cell, ...] = (None,) * 4
         if spread:
             of_times = (spread.median * _MS, spread.q25 * _MS, spread.q75 * _MS, spread.n)
-        ends: tuple[Cell, ...] = (speedup_interval(run, among, baseline) or (None, None)) if intervals else ()
+        ends: tuple[Cell, ...] = ()
+        if samples_s is not None:
+            ends = baselines.interval(run, samples_s) or (None, None)
         identity = (*of_sweep, *_identity(run), run.status, run.iterations or None)
-        rows.append((*identity, *of_times, speedup(run, among, baseline), *ends, run.loss, run.accuracy, run.run_id))
+        rows.append((*identity, *of_times, baselines.speedup(run), *ends, run.loss, run.accuracy, run.run_id))
     notes = [
         "Iteration times: median and quartiles over n iterations, warm-up left out. Speed-up: median of the finished "
         f"{baseline} run with the same sweep (folder), model, data, K-FAC options, ranks, batch size, threads and "
         f"device, over this run's median; of several such runs (seeds) the median of their medians, and a {baseline} "
         "run's own value is its ratio to that."
     ]
-    if intervals:
+    if samples_s is not None:
         notes.append(
             f"Interval: 95 % bootstrap over iterations, those of all {baseline} runs pooled; runs differ by more than "
             "the iterations of one run do."
@@ -200,7 +222,8 @@ def timeline_tables(run: Path, iterations: Iterable[int] | None = None) -> list[
     """
     recorded = load_timelines(run)
     if not recorded:
-        raise ValueError(f"{run} has no timelines: none were recorded")
+        others = "".join(f"; {file} is none" for file in sorted((run / "timelines").glob("*"))[:1])
+        raise ValueError(f"{run} has no timelines: none were recorded{others}")
     wanted = list(recorded if iterations is None else iterations)
     missing = [i for i in wanted if i not in recorded]
     if missing:

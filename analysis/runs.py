@@ -7,10 +7,13 @@ and named, never guessed; a run that has not finished is shown with what it reco
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +29,10 @@ COMPARABLE_KEYS = ("model", "data", "kfac", "batch_size", "threads", "device")
 
 @dataclass(frozen=True)
 class Problem:
-    """A record that was left out.
+    """A record, or one of its files, that was left out.
 
     Args:
-        path: its directory.
+        path: the record's directory, or the file.
         reason: what is wrong with it.
     """
 
@@ -95,13 +98,17 @@ class Run:
         """The part of the configuration that changes an iteration's time: :data:`COMPARABLE_KEYS`."""
         return {key: self.config.get(key) for key in COMPARABLE_KEYS}
 
-    @property
+    @cached_property
     def comparable(self) -> str:
         """What two runs must share for their times to be compared: the sweep, the ranks and the settings, as JSON."""
         return json.dumps([self.sweep.as_posix(), self.world_size, self.settings], sort_keys=True)
 
     def samples_s(self) -> list[float]:
-        """Seconds of each iteration in order, without the warm-up unless there is nothing else."""
+        """Seconds of each iteration in order, without the warm-up unless there is nothing else.
+
+        Raises:
+            ValueError: if ``metrics.jsonl`` is damaged.
+        """
         return _samples_s(self.config, _rows(self.path)["train"])
 
     def recorded(self) -> int:
@@ -109,8 +116,15 @@ class Run:
         return len(RunRecord.load(self.path).timeline_paths())
 
     def machine(self) -> dict[str, Any]:
-        """What the run ran on: host, processors, GPUs, versions; empty where it was not recorded."""
+        """What the run ran on: host, processors, GPUs, versions; empty where it was not recorded.
+
+        Raises:
+            ValueError: if ``environment.json`` is damaged.
+        """
         facts = _read_json(self.path / "environment.json") if (self.path / "environment.json").exists() else {}
+        gpus = facts.get("gpus", [])
+        if not isinstance(gpus, list) or not all(isinstance(gpu, str) for gpu in gpus):
+            raise ValueError(f"environment.json is damaged: gpus={gpus!r} is no list of names")
         return {key: facts[key] for key in ("host", "cpu", "cpus", "gpus", "python", "packages") if key in facts}
 
 
@@ -155,50 +169,52 @@ def load_runs(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
     return runs, problems
 
 
+def load_samples(runs: Iterable[Run]) -> tuple[dict[Path, list[float]], list[Problem]]:
+    """:meth:`Run.samples_s` of runs, by their directories, and the metrics that had to be left out."""
+    samples_s, problems = {}, []
+    for run in runs:
+        try:
+            samples_s[run.path] = run.samples_s()
+        except ValueError as error:
+            problems.append(Problem(run.path / "metrics.jsonl", str(error)))
+    return samples_s, problems
+
+
 def load_run(path: Path) -> Run:
     """One run.
 
     Raises:
         ValueError: if its record is damaged or incomplete, saying where.
     """
-    try:
-        return _load_run(path)
-    except KeyError as error:
-        raise ValueError(f"no {error} in its run.json or summary.json") from error
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"run.json or summary.json is damaged: {error}") from error
-
-
-def _load_run(path: Path) -> Run:
     head = RunRecord.load(path).head
     config = _read_json(path / "config.json")
-    finished = head["status"] == "finished"
-    if finished or (path / "summary.json").exists():
+    with _damage_in("run.json"):
+        identity: dict[str, Any] = {
+            **{key: str(head[key]) for key in ("run_id", "status", "schedule", "model", "data")},
+            "name": str(head.get("name") or head["run_id"]),
+            "world_size": int(head["world_size"]),
+            "seed": int(head["seed"]),
+            "created": str(head.get("created", "")),
+            "host": str((head.get("segments") or [{}])[-1].get("host", "")),
+            "code": head.get("code") or {},
+        }
+    if identity["status"] == "finished" or (path / "summary.json").exists():
         summary = _read_json(path / "summary.json")
     else:
         summary = _summarise(path, config)
-    times = summary.get("iteration_s")
-    return Run(
-        path=path,
-        run_id=str(head["run_id"]),
-        name=str(head.get("name") or head["run_id"]),
-        status=str(head["status"]),
-        schedule=str(head["schedule"]),
-        model=str(head["model"]),
-        data=str(head["data"]),
-        world_size=int(head["world_size"]),
-        seed=int(head["seed"]),
-        created=str(head.get("created", "")),
-        host=str((head.get("segments") or [{}])[-1].get("host", "")),
-        code=head.get("code") or {},
-        config=config,
-        iterations=int(summary["iterations"]),
-        iteration_s=Spread(times["median"], times["q25"], times["q75"], times["n"]) if times else None,
-        breakdown_s=_seconds(summary.get("breakdown_s")),
-        hidden_s=_seconds(summary.get("hidden_s")),
-        loss=_number(summary.get("eval_loss")),
-        accuracy=_number(summary.get("eval_accuracy")),
-    )
+    with _damage_in("summary.json"):
+        times = summary.get("iteration_s")
+        return Run(
+            path=path,
+            **identity,
+            config=config,
+            iterations=int(summary["iterations"]),
+            iteration_s=_spread(times) if times else None,
+            breakdown_s=_seconds(summary.get("breakdown_s")),
+            hidden_s=_seconds(summary.get("hidden_s")),
+            loss=_number(summary.get("eval_loss")),
+            accuracy=_number(summary.get("eval_accuracy")),
+        )
 
 
 def load_timelines(path: Path) -> dict[int, Timeline]:
@@ -208,7 +224,14 @@ def load_timelines(path: Path) -> dict[int, Timeline]:
         ValueError: if it is no record, or a file is damaged.
     """
     paths = RunRecord.load(path).timeline_paths()
-    return {i: Timeline.merge(map(Timeline.from_chrome_trace, of_ranks)) for i, of_ranks in paths.items()}
+    return {i: Timeline.merge(map(_timeline, of_ranks)) for i, of_ranks in paths.items()}
+
+
+def _timeline(file: Path) -> Timeline:
+    timeline = Timeline.from_chrome_trace(file)
+    if not timeline.spans:  # every iteration has a forward pass
+        raise ValueError(f"{file} is damaged: a timeline without spans")
+    return timeline
 
 
 def _rows(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -217,14 +240,17 @@ def _rows(path: Path) -> dict[str, list[dict[str, Any]]]:
     try:
         for row in RunRecord.load(path).rows():
             by_kind.setdefault(row["kind"], []).append(row)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"metrics.jsonl has a row without kind or iter: {error}") from error
+    except OSError as error:
+        raise ValueError(f"metrics.jsonl cannot be read: {error}") from error
     return by_kind
 
 
 def _samples_s(config: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[float]:
-    warmup = config.get("warmup", 0)
-    seconds = [row["iteration_s"] for row in rows]
+    warmup = config.get("warmup") or 0
+    if not isinstance(warmup, int) or warmup < 0:
+        raise ValueError(f"config.json is damaged: warmup={warmup!r}")
+    with _damage_in("metrics.jsonl"):
+        seconds = [_duration_s(row["iteration_s"]) for row in rows]
     return seconds[warmup:] or seconds
 
 
@@ -250,8 +276,36 @@ def _mean(breakdowns: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {kind: sum(b[kind] for b in found) / len(found) for kind in found[0]} if found else {}
 
 
+@contextmanager
+def _damage_in(name: str) -> Iterator[None]:
+    """Whatever turns out to be wrong with the content of a file is an error that names it."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"no {error} in {name}") from error
+    except (TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} is damaged: {error}") from error
+
+
+def _duration_s(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"iteration_s must be positive and finite, got {value!r}")
+    return float(value)
+
+
+def _spread(times: Mapping[str, Any]) -> Spread:
+    middle, low, high = (_duration_s(times[key]) for key in ("median", "q25", "q75"))
+    found = Spread(middle, low, high, int(times["n"]))
+    if not found.q25 <= found.median <= found.q75:
+        raise ValueError(f"quartiles of iteration_s are out of order: {times}")
+    return found
+
+
 def _seconds(value: Mapping[str, Any] | None) -> dict[str, float]:
-    return {str(kind): float(seconds) for kind, seconds in (value or {}).items()}
+    seconds = {str(kind): float(of_kind) for kind, of_kind in (value or {}).items()}
+    if not all(0 <= of_kind < math.inf for of_kind in seconds.values()):
+        raise ValueError(f"seconds must be finite and not negative, got {seconds}")
+    return seconds
 
 
 def _number(value: Any) -> float | None:

@@ -53,12 +53,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"error: no table or figure {unknown[0]!r}; there are: {', '.join(ITEMS)}", file=sys.stderr)
         return 2
-    options.out.mkdir(parents=True, exist_ok=True)
+    if options.runs and not options.runs.is_dir():
+        print(f"error: no folder {options.runs} to read run records from", file=sys.stderr)
+        return 2
     runs = options.runs or next((folder for folder in RUNS if folder.is_dir()), RUNS[-1])
-    context = Context(options.out, runs)
     names = [name for name in ITEMS if name in options.names or not options.names]
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        _make(names, Context(options.out, runs))
+    except OSError as error:
+        print(f"error: cannot write to {options.out}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _make(names: Sequence[str], context: Context) -> None:
     if set(MEASURED).intersection(names):
-        print(f"what is measured comes from the run records in {runs}\n")
+        print(f"what is measured comes from the run records in {context.runs}\n")
     warned: set[str] = set()
     for name in names:
         item = ITEMS[name]
@@ -71,7 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(made.text)
         first, *others = made.paths
         print(f"wrote {first}" + "".join(f", {path.name.removeprefix(name)}" for path in others) + "\n")
-    return 0
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from analysis.runs import Run, load_runs, paper_order, sweep_names
+from analysis.runs import Problem, Run, load_runs, paper_order, sweep_names
 from analysis.statistics import Spread
 from paper_figures.item import Provenance
 
@@ -84,7 +84,12 @@ def measured(runs_folder: Path) -> tuple[list[Measured], list[str]]:
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in sorted(runs, key=paper_order):
         if run.status == "finished" and run.iteration_s:
-            groups.setdefault((run.comparable, run.schedule), []).append(run)
+            try:
+                run.machine()
+            except ValueError as error:
+                problems.append(Problem(run.path, str(error)))
+            else:
+                groups.setdefault((run.comparable, run.schedule), []).append(run)
     return [Measured(tuple(group), runs_folder) for group in groups.values()], [str(problem) for problem in problems]
 
 
@@ -112,12 +117,25 @@ def settings(groups: Sequence[Measured]) -> list[Setting]:
         Setting(names[g.run.sweep] if len(names) > 1 else "", g.run.model, g.run.data, g.run.batch_size) for g in groups
     ]
     flat = [dict(_flat(group.run.settings)) for group in groups]
-    made = []
+    like: dict[Setting, list[dict[str, Any]]] = {}
     for setting, own in zip(coarse, flat, strict=True):
-        like = [other for other_setting, other in zip(coarse, flat, strict=True) if other_setting == setting]
-        differing = [key for key in own if any(key not in other or other[key] != own[key] for other in like)]
-        made.append(replace(setting, others=tuple(f"{key}={own[key]}" for key in differing)))
-    return made
+        like.setdefault(setting, []).append(own)
+    differing = {setting: _differing(of_setting) for setting, of_setting in like.items()}
+    return [
+        replace(setting, others=tuple(f"{key}={value}" for key, value in own.items() if key in differing[setting]))
+        for setting, own in zip(coarse, flat, strict=True)
+    ]
+
+
+def _differing(mappings: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Keys that some lack or that have several values."""
+    first = mappings[0]
+    return {
+        key
+        for other in mappings[1:]
+        for key in first.keys() | other.keys()
+        if key not in first or key not in other or first[key] != other[key]
+    }
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -128,12 +146,9 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def baseline(of: Measured, groups: Sequence[Measured], schedule: str) -> Measured | None:
-    """The group of another schedule that may be compared with this one, if there is one."""
-    for group in groups:
-        if group.run.schedule == schedule and group.run.comparable == of.run.comparable:
-            return group
-    return None
+def by_comparable(groups: Iterable[Measured]) -> dict[tuple[str, str], Measured]:
+    """The groups by what they may be compared with (:attr:`~analysis.runs.Run.comparable`) and schedule."""
+    return {(group.run.comparable, group.run.schedule): group for group in groups}
 
 
 def add_runs(provenance: Provenance, groups: Sequence[Measured]) -> None:

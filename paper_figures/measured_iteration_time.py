@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from analysis.tables import Cell, Column, Table
 from paper_figures import published
 from paper_figures.item import Context, Made, Provenance, write_table
-from paper_figures.measured import NO_RUNS, Measured, Setting, add_runs, baseline, measured, settings
+from paper_figures.measured import NO_RUNS, Measured, Setting, add_runs, by_comparable, measured, settings
 
 NAME = "measured_iteration_time"
 SPEEDUPS = {f"{schedule} / schedule": schedule for schedule in ("dkfac", "mpdkfac")}
@@ -40,8 +40,9 @@ def table(runs_folder: Path) -> tuple[Table, Provenance, list[str]]:
     add_runs(provenance, groups)
     which = settings(groups)
     extra = [c for c in _EXTRA if any(_EXTRA[c](setting) for setting in which)]
+    comparable = by_comparable(groups)
     rows = tuple(
-        (*(_EXTRA[column](setting) for column in extra), *_row(group, groups, provenance))
+        (*(_EXTRA[column](setting) for column in extra), *_row(group, comparable, provenance))
         for group, setting in zip(groups, which, strict=True)
     )
     machines = sorted({_machine(group) for group in groups})
@@ -57,14 +58,14 @@ def table(runs_folder: Path) -> tuple[Table, Provenance, list[str]]:
     return Table("Iteration time, measured", (*extra, *COLUMNS), rows, tuple(notes)), provenance, warnings
 
 
-def _row(group: Measured, groups: list[Measured], provenance: Provenance) -> tuple[Cell, ...]:
+def _row(group: Measured, comparable: Mapping[tuple[str, str], Measured], provenance: Provenance) -> tuple[Cell, ...]:
     run, spread = group.run, group.spread
     times_ms = {f"{name} [ms]": 1e3 * getattr(spread, name) for name in ("median", "q25", "q75")}
     for name, value in {**times_ms, "n": spread.n}.items():
         provenance.add(f"{group.label}/{name}", value, "measured", **group.origin())
     ratios: list[Cell] = []
     for name, schedule in SPEEDUPS.items():
-        over = baseline(group, groups, schedule)
+        over = comparable.get((run.comparable, schedule))
         ratio = over.spread.median / spread.median if over else None
         ratios.append(ratio)
         if over:

@@ -65,6 +65,33 @@ def test_mistakes_are_one_line(arguments, status, message, capsys):
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("run.json", "[]"),
+        ("run.json", '{"schema": 1}'),
+        ("timelines/iter000000.rank1.json", '{"traceEvents": []}'),
+        ("timelines/iter000000.rank1.json", "[]"),
+    ],
+)
+def test_the_timeline_of_a_damaged_record_is_one_line_that_names_the_file(tmp_path, capsys, file, text):
+    path = write_record(tmp_path, "a")
+    (path / file).write_text(text)
+    assert main(["timeline", str(path)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert str(path / file) in shown.err
+
+
+def test_damaged_metrics_leave_the_table_with_its_other_intervals(runs, capsys):
+    (runs / "single" / "d" / "metrics.jsonl").write_text('{"kind": "train", "iter": 0, "iteration_s": "x"}\n')
+    assert main([str(runs), "--intervals", "--baseline", "spdkfac", "--format", "json"]) == 0
+    shown = capsys.readouterr()
+    assert [row["low of speed-up"] for row in json.loads(shown.out)["rows"]] == [None, pytest.approx(1.0)]
+    assert f"warning: skipped {runs / 'single' / 'd' / 'metrics.jsonl'}" in shown.err
+
+
 def test_no_runs_says_so(tmp_path, runs, capsys):
     (tmp_path / "empty").mkdir()
     assert main([str(tmp_path / "empty")]) == 1

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
-from analysis.report import breakdown_table, runs_table, speedup, timeline_table, timeline_tables, wide_table
-from analysis.runs import load_runs
+from analysis.report import Baselines, breakdown_table, runs_table, timeline_table, timeline_tables, wide_table
+from analysis.runs import Run, load_runs, load_samples
 from kfac.timeline import Timeline
 from tests.analysis.records import timeline, write_record
 
@@ -23,10 +25,11 @@ def runs(tmp_path):
 
 def test_speedup_is_over_the_median_of_the_comparable_baselines(runs):
     by_id = {run.run_id: run for run in runs}
-    assert speedup(by_id["s0"], runs, "dkfac") == pytest.approx(0.5 / 0.2)
-    assert speedup(by_id["d1"], runs, "dkfac") == pytest.approx(0.5 / 0.6)
-    assert speedup(by_id["k"], runs, "dkfac") is None  # one rank is compared with one rank only
-    assert speedup(by_id["s0"], runs, "mpdkfac") is None
+    baselines = Baselines.among(runs, "dkfac")
+    assert baselines.speedup(by_id["s0"]) == pytest.approx(0.5 / 0.2)
+    assert baselines.speedup(by_id["d1"]) == pytest.approx(0.5 / 0.6)
+    assert baselines.speedup(by_id["k"]) is None  # one rank is compared with one rank only
+    assert Baselines.among(runs, "mpdkfac").speedup(by_id["s0"]) is None
 
 
 def test_another_batch_size_is_no_baseline(tmp_path):
@@ -44,7 +47,8 @@ def test_only_finished_runs_of_the_same_sweep_are_a_baseline(tmp_path):
         write_record(tmp_path, status, schedule="dkfac", sweep="one", status=status, times_s=(9.0, 1.0, 1.0, 1.0))
     write_record(tmp_path, "s", schedule="spdkfac", sweep="three", times_s=(9.0, 0.2, 0.2, 0.2))
     runs = load_runs([tmp_path])[0]
-    found = {(run.sweep.name, run.run_id): speedup(run, runs, "dkfac") for run in runs}
+    baselines = Baselines.among(runs, "dkfac")
+    found = {(run.sweep.name, run.run_id): baselines.speedup(run) for run in runs}
     assert found["one", "s"] == pytest.approx(2.0)
     assert found["one", "d"] == found["two", "d"] == 1.0
     assert found["one", "running"] == pytest.approx(0.4)
@@ -70,7 +74,7 @@ def test_a_run_without_iterations_has_no_number_of_them(tmp_path):
 
 
 def test_runs_table_shows_milliseconds_and_intervals_around_the_speedup(runs):
-    table = runs_table(runs, intervals=True)
+    table = runs_table(runs, samples_s=load_samples(runs)[0])
     assert column(table, "run") == ["d0", "d1", "d2", "k", "s0"]
     assert column(table, "iteration median [ms]")[-1] == pytest.approx(200.0)
     assert column(table, "iteration q25 [ms]")[-1] == pytest.approx(100.0)
@@ -78,6 +82,16 @@ def test_runs_table_shows_milliseconds_and_intervals_around_the_speedup(runs):
     assert low <= 2.5 <= high
     assert (low, high) == pytest.approx((0.5 / 0.3, 0.5 / 0.1), rel=0.3)
     assert column(table, "low of speed-up")[3] is None
+
+
+def test_each_run_is_compared_once_however_many_there_are(runs, monkeypatch):
+    """Linear work: with 2,000 records in one sweep, every pair of them took minutes."""
+    looked, many = [], [replace(run, seed=seed) for seed in range(40) for run in runs]
+    comparable = Run.comparable.func
+    monkeypatch.setattr(Run, "comparable", property(lambda run: looked.append(run) or comparable(run)))
+    table = runs_table(many)
+    assert len(looked) <= 2 * len(many)  # as a baseline and as a row
+    assert column(table, "speed-up over dkfac")[-1] == pytest.approx(0.5 / 0.2)
 
 
 def test_breakdown_table_has_every_kind(runs):
@@ -117,3 +131,6 @@ def test_timeline_tables_of_a_run_and_their_errors(tmp_path):
         timeline_tables(path, [7])
     with pytest.raises(ValueError, match="no timelines"):
         timeline_tables(write_record(tmp_path, "b", timelines=0))
+    (tmp_path / "single" / "b" / "timelines" / "iterfoo.rank0.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"no timelines: .*iterfoo\.rank0\.json is none"):
+        timeline_tables(tmp_path / "single" / "b")

@@ -1,8 +1,9 @@
 import json
+import re
 
 import pytest
 
-from analysis.runs import find_records, load_run, load_runs, load_timelines
+from analysis.runs import find_records, load_run, load_runs, load_samples, load_timelines
 from analysis.statistics import Spread
 from experiments.records import RunRecord
 from experiments.summary import summarise
@@ -64,7 +65,14 @@ def test_a_torn_last_line_is_dropped_and_a_damaged_line_is_named(tmp_path):
         ("config.json", None, "no config.json"),
         ("summary.json", None, "no summary.json"),
         ("summary.json", '{"iterations": 3, "iteration_s": {"median": 1}}', "no 'q25'"),
-        ("summary.json", '{"iterations": "many"}', "many"),
+        ("run.json", '{"schema": 1}', "run.json is damaged"),
+        ("summary.json", '{"iterations": "many"}', "summary.json is damaged: .*many"),
+        ("summary.json", '{"iterations": 3, "iteration_s": {"median": "x", "q25": 1, "q75": 1, "n": 1}}', "got 'x'"),
+        ("summary.json", '{"iterations": 3, "iteration_s": {"median": 0, "q25": 0, "q75": 0, "n": 1}}', "positive"),
+        ("summary.json", '{"iterations": 3, "iteration_s": {"median": NaN, "q25": 1, "q75": 1, "n": 1}}', "finite"),
+        ("summary.json", '{"iterations": 3, "iteration_s": {"median": 1, "q25": 2, "q75": 3, "n": 1}}', "order"),
+        ("summary.json", '{"iterations": 3, "breakdown_s": {"FF": "x"}}', "summary.json is damaged: .*'x'"),
+        ("summary.json", '{"iterations": Infinity}', "summary.json is damaged"),
     ],
 )
 def test_damaged_and_incomplete_records_are_skipped_and_named(tmp_path, file, text, reason):
@@ -77,15 +85,37 @@ def test_damaged_and_incomplete_records_are_skipped_and_named(tmp_path, file, te
     assert [run.run_id for run in runs] == ["good"]
     (problem,) = problems
     assert problem.path == bad
-    assert reason in problem.reason
+    assert re.search(reason, problem.reason)
     assert str(bad) in str(problem)
 
 
 def test_a_damaged_timeline_of_an_unfinished_run_is_named(tmp_path):
     path = write_record(tmp_path, "a", status="failed", summary=False)
-    next((path / "timelines").iterdir()).write_text("{")
-    _, problems = load_runs([tmp_path])
-    assert "iter000000" in problems[0].reason
+    for text in ("{", '{"traceEvents": []}'):
+        (path / "timelines" / "iter000000.rank1.json").write_text(text)
+        runs, problems = load_runs([tmp_path])
+        assert not runs
+        assert str(path / "timelines" / "iter000000.rank1.json") in problems[0].reason
+
+
+def test_a_file_that_is_no_timeline_does_not_count(tmp_path):
+    path = write_record(tmp_path, "a", status="failed", summary=False)
+    whole = load_run(path)
+    (path / "timelines" / "iterfoo.rank0.json").write_text("{")
+    assert load_run(path) == whole
+
+
+@pytest.mark.parametrize("row", ['{"kind": "train", "iter": 1}', '{"kind": "train", "iter": 1, "iteration_s": 0}', "{"])
+def test_damaged_metrics_of_a_finished_run_cost_only_its_interval(tmp_path, row):
+    write_record(tmp_path, "good")
+    bad = write_record(tmp_path, "bad")
+    with (bad / "metrics.jsonl").open("a") as file:
+        file.write(row + "\n")
+    runs, problems = load_runs([tmp_path])
+    assert (len(runs), problems) == (2, [])
+    samples_s, (problem,) = load_samples(runs)
+    assert list(samples_s.values()) == [[0.2, 0.1, 0.3]]
+    assert str(bad / "metrics.jsonl") in str(problem)
 
 
 def test_records_are_found_at_any_depth_but_not_inside_records(tmp_path):

@@ -177,6 +177,7 @@ def test_the_table_is_printed_and_the_damaged_record_named(runs, tmp_path, capsy
 def test_without_runs_the_measured_table_says_so_and_an_old_figure_goes(tmp_path, capsys):
     old = tmp_path / "measured_breakdown.png"
     old.write_bytes(b"old")
+    (tmp_path / "none").mkdir()
     names = ["measured_iteration_time", "measured_breakdown"]
     assert main([*names, "--out", str(tmp_path), "--runs", str(tmp_path / "none")]) == 0
     assert "No finished run records" in capsys.readouterr().out
@@ -187,6 +188,42 @@ def test_without_runs_the_measured_table_says_so_and_an_old_figure_goes(tmp_path
 def test_unknown_names_are_an_error_that_names_the_choices(capsys):
     assert main(["nothing"]) == 2
     assert "iteration_time, measured_iteration_time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--out", "/dev/null"], ["--out", "/proc/x"], ["--out", "OUT", "--runs", "nothere"]]
+)
+def test_folders_that_do_not_serve_are_one_line(tmp_path, capsys, arguments):
+    arguments = [str(tmp_path) if argument == "OUT" else argument for argument in arguments]
+    assert main(["models", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert arguments[-1] in shown.err
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("run.json", "[]"),
+        ("run.json", '{"schema": 1}'),
+        ("summary.json", '{"iterations": 1, "iteration_s": {"median": "x", "q25": 0.1, "q75": 0.1, "n": 1}}'),
+        ("summary.json", '{"iterations": 1, "iteration_s": {"median": 0, "q25": 0, "q75": 0, "n": 1}}'),
+        ("environment.json", "[]"),
+        ("environment.json", '{"gpus": null}'),
+    ],
+)
+def test_a_bad_record_leaves_the_others_and_is_named(tmp_path, capsys, file, text):
+    write_record(tmp_path / "runs", "good", schedule="dkfac")
+    bad = write_record(tmp_path / "runs", "bad", schedule="spdkfac")
+    (bad / file).write_text(text)
+    (bad / "timelines" / "iterfoo.rank0.json").write_text("{")
+    names = ["measured_iteration_time", "measured_breakdown"]
+    assert main([*names, "--out", str(tmp_path), "--runs", str(tmp_path / "runs")]) == 0
+    assert [row["schedule"] for row in rows(tmp_path / "measured_iteration_time.csv")] == ["dkfac"]
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith(f"warning: skipped {bad}: ")
+    assert file in warning
 
 
 def test_listing_and_help_without_torch():

@@ -1,6 +1,7 @@
 """What is measured in several sweeps and settings: nothing on one axis that is not comparable, every label legible."""
 
 import json
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -8,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from paper_figures import measured_breakdown
 from paper_figures.__main__ import main
-from paper_figures.measured import measured
+from paper_figures.measured import Measured, Setting, measured, settings
 from paper_figures.style import COLUMN_IN, PAGE_IN, paper_style
 from tests.analysis.records import write_record
 
@@ -133,3 +134,14 @@ def test_the_check_of_labels_finds_a_clipped_one(tmp_path, drawn):
     FigureCanvasAgg(shown).draw()
     with pytest.raises(AssertionError, match="iteration time"):
         assert_legible(shown)
+
+
+def test_the_work_grows_with_the_number_of_records_not_of_pairs(tmp_path, monkeypatch):
+    write_record(tmp_path, "a", schedule="dkfac")
+    run = measured(tmp_path)[0][0].run
+    groups = [Measured((replace(run, config={**run.config, "kfac": {"damping": i}}),), tmp_path) for i in range(50)]
+    compared = []
+    monkeypatch.setattr(Setting, "__eq__", lambda a, b: compared.append(a) or vars(a) == vars(b))
+    found = settings(groups)
+    assert len({setting.others for setting in found}) == 50
+    assert len(compared) <= 10 * len(groups)  # of 2,500 pairs
