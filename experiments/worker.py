@@ -53,11 +53,13 @@ def main() -> None:
 
 
 def _leave(path: Path, error: BaseException, rank: int) -> None:
+    # A full disk refuses what is written, and once more what is still buffered when the file is closed.
+    twice = isinstance(error, OSError) and isinstance(error.__context__, OSError)
     facts = {
         "rank": rank,
         "type": type(error).__name__,
         "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "traceback": "".join(traceback.format_exception(error, chain=not twice)),
         "time": time.time(),
     }
     temporary = path.with_suffix(".tmp")

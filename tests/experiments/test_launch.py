@@ -48,6 +48,14 @@ def one_killed(payload, rank):
     time.sleep(0.1)
     raise ConnectionError("the peer is gone")
 
+def disk_is_full(payload, rank):
+    with open("/dev/full", "w") as file:
+        file.write("x" * 100_000)
+
+def mistake(payload, rank):
+    from experiments.settings import ConfigError
+    raise ConfigError("seed=x is not\\na number")
+
 def crash(payload, rank):
     import ctypes
     ctypes.string_at(0)
@@ -141,6 +149,19 @@ def test_a_killed_rank_is_named_with_its_signal(jobs):
     assert alive(jobs) == []
 
 
+def test_a_full_disk_is_told_once(jobs):
+    with pytest.raises(LaunchError, match=r"rank 0 failed: OSError: .*No space left on device") as caught:
+        launch("rankjobs:disk_is_full", {}, 1)
+    assert caught.value.failure.traceback.count("Traceback") == 1
+    assert caught.value.failure.mistake == ""
+
+
+def test_a_mistake_is_one_line(jobs):
+    with pytest.raises(LaunchError) as caught:
+        launch("rankjobs:mistake", {}, 2)
+    assert caught.value.failure.mistake == "seed=x is not a number"
+
+
 def test_a_crash_shows_where(jobs):
     with pytest.raises(LaunchError, match=r"(?s)was killed by SIGSEGV.*Segmentation fault.*in crash"):
         launch("rankjobs:crash", {}, 1, log_folder=jobs / "logs")
@@ -225,3 +246,24 @@ def test_rank_from_torchrun_and_slurm(tmp_path):
 def test_half_a_launcher_is_an_error(tmp_path, environ, words):
     with pytest.raises(ConfigError, match=words):
         rank_from_environment(environ, 4, tmp_path)
+
+
+def test_folders_of_killed_launchers_are_removed_and_those_of_live_ones_stay(jobs, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("experiments.launch.STALE_S", 0.0)
+    killed, live = in_own_process(jobs, "stop_when_asked"), None
+    try:
+        wait_for(lambda: len(alive(jobs)) == 2)
+        killed.kill()
+        killed.communicate()
+        live = in_own_process(jobs, "hang", grace_s=0.1)
+        wait_for(lambda: len(alive(jobs)) == 4)
+        assert len(list(tmp_path.glob("spdkfac-launch-*"))) == 2
+        launch("rankjobs:square", {}, 1)
+        assert len(list(tmp_path.glob("spdkfac-launch-*"))) == 1
+    finally:
+        if live is not None:
+            live.send_signal(signal.SIGINT)
+            live.communicate(timeout=20)
+    assert list(tmp_path.glob("spdkfac-launch-*")) == []

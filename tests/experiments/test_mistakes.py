@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from experiments.arguments import check_arguments
+from experiments.command import RunFailedError
 from experiments.config import TrainConfig
+from experiments.launch import LaunchError, RankFailure
 from experiments.ranks import Rank
 from experiments.records import RunRecord
 from experiments.settings import ConfigError
-from experiments.train import begin, end
+from experiments.train import begin, end, run_here
 from experiments.training import train
 from tests.experiments.conftest import ROOT, SMALL
 from tests.experiments.test_config import compose, mistake
@@ -171,3 +173,21 @@ def test_a_run_with_lost_rows_goes_on_before_the_hole(start, caplog, keep_rows, 
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     assert (f"from the checkpoint before iteration {from_iteration}" in caplog.text) == (from_iteration > 0)
     assert ("are lost" in caplog.text) == (from_iteration < 5)
+
+
+def test_a_record_that_cannot_be_written_does_not_hide_why_the_run_failed(tmp_path, monkeypatch, capsys, caplog):
+    config = TrainConfig.from_dict(compose(*SMALL, "device=cpu", f"runs={tmp_path}"))
+
+    def fail(*_, **__):
+        def full(_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("experiments.records.os.fsync", full)
+        raise LaunchError(RankFailure(1, "failed: OSError: the rank's own", "Traceback"))
+
+    monkeypatch.setattr("experiments.train.launch", fail)
+    with pytest.raises(RunFailedError):
+        run_here(config)
+    assert "rank 1 failed: OSError: the rank's own" in capsys.readouterr().err
+    assert [r.message for r in caplog.records if "could not be noted: [Errno 28]" in r.message]
+    assert not list(tmp_path.rglob("*.tmp"))
