@@ -23,7 +23,8 @@ def check_arguments(arguments: Iterable[str]) -> None:
             raise ConfigError(f"{argument!r} has no key: overrides are KEY=VALUE")
         match = _CHOICE.fullmatch(argument)
         choices = group_choices(match[1]) if match else []
-        if match and choices and _NO_NAME.fullmatch(match[2].strip()):
+        values = match[2].split(",") if match else []  # several in a sweep
+        if choices and any(_NO_NAME.fullmatch(value.strip()) for value in values):
             raise ConfigError(f"{argument} is not one of: {', '.join(choices)}")
 
 

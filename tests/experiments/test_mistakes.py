@@ -51,7 +51,17 @@ def test_simulate_has_the_same_limits():
 
 
 @pytest.mark.parametrize(
-    "argument", ["model=null", "schedule=[dkfac,spdkfac]", "+kfac=[paper]", "tracking=3", "data=true", "=1", "~=1"]
+    "argument",
+    [
+        "model=null",
+        "schedule=[dkfac,spdkfac]",
+        "schedule=dkfac,null",
+        "+kfac=[paper]",
+        "tracking=3",
+        "data=true",
+        "=1",
+        "~=1",
+    ],
 )
 def test_groups_take_names(argument):
     with pytest.raises(ConfigError, match=r"is not one of: \w+|has no key"):
