@@ -315,10 +315,8 @@ def find_records(root: Path) -> list[RunRecord]:
 
 def _require(path: Path, head: Mapping[str, Any], **kinds: type) -> None:
     wrong = [key for key, kind in kinds.items() if not isinstance(head.get(key), kind)]
-    if not wrong and not all(isinstance(segment, dict) for segment in head.get("segments", ())):
-        wrong = ["segments"]
-    if wrong:
-        raise ValueError(f"{path}/run.json is damaged: {', '.join(wrong)} missing or of a wrong kind")
+    if wrong or not all(isinstance(segment, dict) for segment in head.get("segments", ())):
+        raise ValueError(f"{path}/run.json is damaged: {', '.join(wrong) or 'segments'} missing or of a wrong kind")
 
 
 def now() -> str:
