@@ -31,7 +31,8 @@ for epoch in range(3):
         loss = nn.functional.cross_entropy(engine(x[mine].to(engine.device)), y[mine].to(engine.device))
         engine.backward(loss)
         engine.step()
-    accuracy = (engine.module(x.to(engine.device)).argmax(1).cpu() == y).float().mean()
+    with torch.no_grad():  # a pass that is not trained on
+        accuracy = (engine.module(x.to(engine.device)).argmax(1).cpu() == y).float().mean()
     if rank == 0:
         print(f"epoch {epoch + 1}: loss {loss.item():.3f}, accuracy {accuracy.item():.1%}")
 shutdown()

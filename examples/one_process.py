@@ -20,5 +20,6 @@ for epoch in range(3):
         loss.backward()
         preconditioner.step()  # the one new line
         optimizer.step()
-    accuracy = (model(x).argmax(1) == y).float().mean()
+    with torch.no_grad():  # a pass that is not trained on
+        accuracy = (model(x).argmax(1) == y).float().mean()
     print(f"epoch {epoch + 1}: loss {loss.item():.3f}, accuracy {accuracy.item():.1%}")

@@ -31,7 +31,8 @@ for epoch in range(3):
         loss.backward()
         preconditioner.step()  # averages the gradients too
         optimizer.step()
-    accuracy = (model(x).argmax(1) == y).float().mean()
+    with torch.no_grad():  # a pass that is not trained on
+        accuracy = (model(x).argmax(1) == y).float().mean()
     if rank == 0:
         print(f"epoch {epoch + 1}: loss {loss.item():.3f}, accuracy {accuracy.item():.1%}")
 dist.destroy_process_group()

@@ -166,8 +166,9 @@ class StatisticsCollector:
         progress, name = self._progress[index], self._layers[index].name
         if self._has_left(index):
             raise RuntimeError(
-                f"layer {name!r} is called more often in a pass than in the first step, and its statistic has been "
-                "sent: for a layer whose number of calls varies use a schedule with pipelining='none'"
+                f"layer {name!r} runs forward again before its backward pass, and its statistic has been sent: run "
+                "passes that are not trained on (validation) under torch.no_grad(); where a layer's number of calls in "
+                "a pass varies, use a schedule with pipelining='none'"
             )
         progress.open_calls += 1
         progress.calls = max(progress.calls, progress.open_calls)

@@ -92,6 +92,16 @@ def test_a_forward_pass_without_a_backward_pass_is_refused():
     torch.testing.assert_close(kfac.factor("0", "A"), reference.factor("0", "A"))
 
 
+def test_a_validation_pass_with_gradients_is_told_to_use_no_grad():
+    model = mlp()
+    kfac = KFAC(model, schedule="spdkfac")
+    loss_of(model).backward()
+    kfac.step()
+    model(X)  # validation, forgotten to be under no_grad
+    with pytest.raises(RuntimeError, match="no_grad"):
+        model(X)
+
+
 def test_outputs_that_are_not_used_in_the_loss_count_as_unused():
     class Heads(nn.Module):
         def __init__(self) -> None:
