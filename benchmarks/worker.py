@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from experiments.models import build_model
 from kfac import KFAC, KFACConfig
 from kfac.communication import Communicator, init_from_torchrun, shutdown
+from kfac.planning.costs import inverse_dim
+from kfac.planning.plan import factors_of
 from kfac.profiling import model_profile_from, profile_cluster
 from kfac.recording import Recorder
 from kfac.timeline import Timeline
@@ -67,7 +69,7 @@ def compete(arguments: argparse.Namespace, communicator: Communicator) -> dict[s
     timelines = [planner.recorded() for _ in range(PROFILED)]
     sizes = planner.kfac.layer_sizes
     model_profile = model_profile_from(timelines, sizes, arguments.model)
-    cluster_profile = profile_cluster(communicator, "cpu", [d for _, a, g, _ in sizes for d in (a, g) if d])
+    cluster_profile = profile_cluster(communicator, "cpu", [inverse_dim(factor.size) for factor in factors_of(sizes)])
     for contender in contenders.values():
         contender.kfac.replan(model_profile, cluster_profile)
         for _ in range(2):

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from kfac.curvature.blocks import Blocks
 from kfac.curvature.scaling import position_weights
 from kfac.hooks import ForwardHook
 from kfac.layers import KFACLayer
@@ -19,15 +20,15 @@ from kfac.recording import Recorder
 
 @dataclass
 class _Side:
-    """One factor's sum over this rank's samples of the step."""
+    """One factor's sum over this rank's samples of the step, and how many they are (of loss terms, where given)."""
 
     total: Tensor | None = None
-    samples: float = 0.0
+    count: float = 0.0
 
-    def sum(self, dim: int, like: Tensor) -> Tensor:
-        """The sum so far ``[dim, dim]``, to be added to."""
+    def sum(self, shape: Blocks, like: Tensor) -> Tensor:
+        """The sum so far ``[blocks, dim, dim]``, to be added to."""
         if self.total is None:
-            self.total = like.new_zeros(dim, dim)
+            self.total = like.new_zeros(shape.count, shape.dim, shape.dim)
         return self.total
 
 
@@ -48,7 +49,9 @@ class _Call:
     """One use of a layer in a forward pass."""
 
     index: int
+    module: nn.Module
     positions: int
+    x: Tensor | None
     seen: bool = False
 
 
@@ -70,6 +73,9 @@ class StatisticsCollector:
         recorder: records the work as FactorComp.
         on_ready: called with ("A" or "G", layer index) when a statistic of the step is complete on this rank.
         has_left: whether the A statistic of a layer has been sent in this step.
+
+    Attributes:
+        loss_terms: of the backward passes to come; None: one per sample.
     """
 
     def __init__(
@@ -93,11 +99,13 @@ class StatisticsCollector:
         self._calls_seen = [0] * len(layers)
         self._trained = [False] * len(layers)
         self.collecting = False
+        self.loss_terms: float | None = None
         self._output_gradients: Literal["collect", "add", "ignore"] = "collect"
         self._reset()
         self._hooks = [
-            layer.module.register_forward_hook(ForwardHook(self.after_forward, index), with_kwargs=True)
+            module.register_forward_hook(ForwardHook(self.after_forward, index), with_kwargs=True)
             for index, layer in enumerate(layers)
+            for module in layer.modules
         ]
 
     def _reset(self) -> None:
@@ -126,17 +134,17 @@ class StatisticsCollector:
             self._output_gradients = before
 
     def take(self, side: str, index: int) -> tuple[Tensor | None, float]:
-        """The sum ``[d, d]`` (None if the layer was not used) and its number of samples; the sum is given away."""
+        """The sum ``[blocks, d, d]`` (None if the layer was not used) and its count; the sum is given away."""
         slot = self._sides[side][index]
         total, slot.total = slot.total, None
-        return total, slot.samples
+        return total, slot.count
 
     def close(self) -> None:
         """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
-    def after_forward(self, index: int, args: Any, kwargs: Any, output: Any) -> None:
+    def after_forward(self, index: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """A layer has run."""
         if not self.collecting or not isinstance(output, Tensor) or not output.requires_grad or not output.numel():
             return
@@ -148,19 +156,27 @@ class StatisticsCollector:
         self._count_call(index)
         x = args[0] if args else kwargs["input"]
         with torch.no_grad(), self._recorder.span("FactorComp", f"A {layer.name}"):
-            x = layer.batched(x.detach().to(self._dtype))
+            x = layer.batched(x.detach())
             positions = layer.positions(layer.batched(output))
-            weight, _ = position_weights(self._scaling, positions, layer.convolution)
+            weight, _ = position_weights(self._scaling, positions, layer.kind == "convolution")
             side = self._sides["A"][index]
-            layer.add_a_statistic(x, side.sum(layer.a_dim, x), weight)
-            side.samples += max(0, x.shape[0] - progress.a_samples)
+            layer.add_a_statistic(self._wide(x), side.sum(layer.a, self._like(x)), weight, module)
+            side.count += max(0, x.shape[0] - progress.a_samples)
             progress.a_samples = max(progress.a_samples, x.shape[0])
-            output.register_hook(partial(self._output_gradient, _Call(index, positions)))
+            call = _Call(index, module, positions, x if layer.needs_input else None)
+            output.register_hook(partial(self._output_gradient, call))
             seen = self._calls_seen[index]
             complete = progress.forward_passes == self._passes and progress.open_calls == seen == 1
             if self._trained[index] and complete:
                 self._on_ready("A", index)
         self._calls_seen[index] = max(seen, progress.open_calls)
+
+    def _wide(self, tensor: Tensor) -> Tensor:
+        """``tensor`` in the statistics' dtype; whole numbers stay what they are."""
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        return torch.empty(0, dtype=self._dtype, device=tensor.device)
 
     def _count_call(self, index: int) -> None:
         progress, name = self._progress[index], self._layers[index].name
@@ -203,13 +219,14 @@ class StatisticsCollector:
             )
         call.seen = last
         with torch.no_grad(), self._recorder.span("FactorComp", f"G {layer.name}"):
-            g = layer.batched(gradient.detach().to(self._dtype))
-            _, weight = position_weights(self._scaling, call.positions * progress.calls, layer.convolution)
+            g = self._wide(layer.batched(gradient.detach()))
+            x = None if call.x is None else self._wide(call.x)
+            _, weight = position_weights(self._scaling, call.positions * progress.calls, layer.kind == "convolution")
             side = self._sides["G"][index]
-            layer.add_g_statistic(g, side.sum(layer.g_dim, g), weight)
+            layer.add_g_statistic(g, side.sum(layer.g, g), weight, call.module, x)
             if not last:
                 return
-            side.samples += max(0, g.shape[0] - progress.g_samples)
+            call.x = None
             progress.g_samples = max(progress.g_samples, g.shape[0])
             progress.open_calls -= 1
             if progress.open_calls == 0:
@@ -218,6 +235,8 @@ class StatisticsCollector:
     def _close_pass(self, index: int) -> None:
         progress = self._progress[index]
         progress.backward_passes += 1
+        terms = self.loss_terms if self._scaling == "standard" else None
+        self._sides["G"][index].count += progress.g_samples if terms is None else terms
         progress.calls = 0 if progress.backward_passes < self._passes else progress.calls
         if self._trained[index] and progress.backward_passes == self._passes:
             self._on_ready("A", index)  # for a layer that is called several times per pass, only now
@@ -241,7 +260,7 @@ class StatisticsCollector:
             if progress.open_calls == 0:
                 continue
             if g.total is None:
-                a.total, a.samples = None, 0.0
+                a.total, a.count = None, 0.0
                 continue
             raise RuntimeError(
                 f"layer {layer.name!r} has run forward with gradients without a backward pass since the last step(): "

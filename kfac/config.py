@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kfac.curvature.damping import DAMPING_METHODS
@@ -17,10 +17,18 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "inverse_method": ("cholesky",),
     "fisher": ("empirical", "mc", "exact"),
     "scaling": SCALINGS,
+    "weight_sharing": ("expand", "reduce"),
+    "loss_reduction": ("mean", "sum"),
     "nonfinite": ("raise", "skip"),
 }
 """The values of every option that has a fixed set of them."""
 
+
+LAYER_KINDS = ("linear", "convolution", "embedding", "norm", "bias")
+"""The kinds of layers that have factors."""
+
+PER_LAYER = ("damping", "damping_method", "factor_decay", "lr", "max_dim", "weight_sharing")
+"""The options that ``overrides`` may set for some layers."""
 
 VARYING = ("lr", "damping", "factor_decay", "kl_clip", "factor_interval", "inverse_interval")
 """The options that may be callables of the step."""
@@ -47,6 +55,15 @@ def _check(name: str, value: Any, where: str = "") -> None:
         raise ValueError(f"kfac.{name}={value!r}{where} must be a whole number of at least 1")
 
 
+def _plain(value: Any) -> Any:
+    """The JSON form of an option."""
+    if callable(value):
+        return "<callable>"
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
 @dataclass(frozen=True, kw_only=True)
 class KFACConfig:
     """What K-FAC computes. ``lr``, ``damping``, ``factor_decay``, ``kl_clip`` and the intervals may be callables.
@@ -65,8 +82,14 @@ class KFACConfig:
         fisher_samples: sampled labels per input of ``mc``; each costs a backward pass.
         inverse_method: ``cholesky``.
         scaling: how statistics become factors, see :mod:`kfac.curvature.scaling`.
+        loss_reduction: whether the loss is the ``mean`` or the ``sum`` over its terms.
+        weight_sharing: for weights that are applied at several positions of a sample (pixels, tokens): ``expand``:
+            positions count as samples; ``reduce``: they are summed first (Eschenhagen et al. 2023).
+        layers: the kinds of layers to precondition, of :data:`LAYER_KINDS`; other scalings than ``standard`` are
+            defined for linear layers and convolutions only.
         include, exclude: patterns (``fnmatch``) of module names to precondition, and not to.
-        max_dim: layers with a wider factor keep their plain gradient.
+        max_dim: wider factors become the fewest equal diagonal blocks within it.
+        overrides: per pattern of module names options that differ there, of :data:`PER_LAYER`; later patterns win.
         nonfinite: a NaN or infinite statistic raises :class:`~kfac.preconditioner.NonFiniteError` on every rank, or
             skips the step's preconditioning and statistics (``skip``), on every rank together.
 
@@ -87,13 +110,17 @@ class KFACConfig:
     fisher_samples: int = 1
     inverse_method: str = "cholesky"
     scaling: str = "standard"
+    loss_reduction: str = "mean"
+    weight_sharing: str = "expand"
+    layers: tuple[str, ...] = LAYER_KINDS
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
     max_dim: int = 8192
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     nonfinite: str = "raise"
 
     def __post_init__(self) -> None:
-        for name in ("include", "exclude"):
+        for name in ("include", "exclude", "layers"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
         for name, choices in CHOICES.items():
@@ -103,6 +130,37 @@ class KFACConfig:
             value = getattr(self, name)
             if not (callable(value) and name in VARYING) and not (value is None and name == "kl_clip"):
                 _check(name, value)
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        unknown = [kind for kind in self.layers if kind not in LAYER_KINDS]
+        if unknown:
+            raise ValueError(f"kfac.layers: {unknown[0]!r} is not one of: {', '.join(LAYER_KINDS)}")
+        if self.scaling != "standard":
+            object.__setattr__(self, "layers", tuple(k for k in self.layers if k in ("linear", "convolution")))
+            for name, value in (("weight_sharing", "expand"), ("loss_reduction", "mean")):
+                if getattr(self, name) != value:
+                    raise ValueError(f"kfac.scaling={self.scaling!r} is defined for {name}={value!r} only")
+        object.__setattr__(self, "overrides", {key: dict(value) for key, value in self.overrides.items()})
+        for pattern, changes in self.overrides.items():
+            wrong = sorted(set(changes) - set(PER_LAYER))
+            if wrong:
+                raise ValueError(
+                    f"kfac.overrides[{pattern!r}]: {wrong[0]} cannot differ between layers; what can: "
+                    f"{', '.join(PER_LAYER)}"
+                )
+            try:
+                replace(self, overrides={}, **changes)
+            except ValueError as error:
+                raise ValueError(f"kfac.overrides[{pattern!r}]: {error}") from error
+
+    def for_layer(self, name: str) -> KFACConfig:
+        """The options that hold for the layer ``name``."""
+        changes: dict[str, Any] = {}
+        for pattern, values in self.overrides.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                changes.update(values)
+        return replace(self, overrides={}, **changes)
 
     def at(self, name: str, step: int) -> Any:
         """The value of an option that may be a callable, at a step.
@@ -125,6 +183,7 @@ class KFACConfig:
             "damping_method": "plain",
             "scaling": "spdkfac",
             "average_from": "identity",
+            "layers": ("linear", "convolution"),
         }
         return cls(**{**settings, **changes})
 
@@ -135,8 +194,8 @@ class KFACConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; a callable is written as the text ``<callable>``."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {k: "<callable>" if callable(v) else list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+        values: dict[str, Any] = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return values
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> KFACConfig:

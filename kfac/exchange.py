@@ -13,13 +13,13 @@ from kfac.curvature.packing import pack
 from kfac.planning import Message, Plan
 
 Received = dict[int, tuple[Tensor, float]]
-"""Per factor its packed sum over all ranks, and the number of samples in it."""
+"""Per factor its packed sum over all ranks, and the count of samples or loss terms in it."""
 
 
 class FactorExchange:
     """Packs a step's statistics into the Plan's messages and takes them out again.
 
-    A message holds the packed triangles of its factors and, behind them, one number of samples per factor.
+    A message holds the packed triangles of its factors and, behind them, one count (of samples or loss terms) each.
 
     Args:
         plan: the Plan.

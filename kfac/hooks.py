@@ -17,14 +17,14 @@ def _make_ignore() -> Callable[..., None]:
 
 
 class ForwardHook:
-    """Calls ``after_forward(index, args, kwargs, output)`` when the layer has run."""
+    """Calls ``after_forward(index, module, args, kwargs, output)`` when the layer has run."""
 
-    def __init__(self, after_forward: Callable[[int, Any, Any, Any], None], index: int) -> None:
+    def __init__(self, after_forward: Callable[[int, nn.Module, Any, Any, Any], None], index: int) -> None:
         self._after_forward, self._index = after_forward, index
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """See :meth:`torch.nn.Module.register_forward_hook`."""
-        self._after_forward(self._index, args, kwargs, output)
+        self._after_forward(self._index, module, args, kwargs, output)
 
     def __reduce__(self) -> Any:
         return _make_ignore, ()

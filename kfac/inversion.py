@@ -10,8 +10,9 @@ from torch import Tensor
 from kfac.communication import Communicator, Work
 from kfac.curvature.damping import factor_damping
 from kfac.curvature.inverses import damped_inverse
-from kfac.curvature.packing import pack, packed_elements, unpack
+from kfac.curvature.packing import pack
 from kfac.factors import FactorState
+from kfac.layers import KFACLayer
 from kfac.planning import Plan
 from kfac.recording import Recorder
 
@@ -20,19 +21,21 @@ class FactorInversionError(RuntimeError):
     """A damped factor is not positive definite; raised on every rank."""
 
 
-def dampings(factors: Sequence[FactorState], method: str, damping: float) -> list[float | None]:
+def dampings(layers: Sequence[KFACLayer], factors: Sequence[FactorState], step: int) -> list[float | None]:
     """Per factor (A and G of each layer in turn) what is added to its diagonal; None where a side has no statistics.
 
     Waits for the device once, for all traces together.
     """
     known = [factor.average is not None for factor in factors]
-    traces = [factor.trace() for factor, ok in zip(factors, known, strict=True) if ok]
-    values = iter(torch.stack(traces).tolist() if traces else ())
-    trace = [next(values) if ok else 0.0 for ok in known]
+    means = [factor.mean_eigenvalue() for factor, ok in zip(factors, known, strict=True) if ok]
+    values = iter(torch.stack(means).tolist() if means else ())
+    mean = [next(values) if ok else 0.0 for ok in known]
     result: list[float | None] = []
-    for k in range(0, len(factors), 2):
-        pair = factor_damping(method, damping, trace[k], factors[k].dim, trace[k + 1], factors[k + 1].dim)
-        result += pair if known[k] and known[k + 1] else (None, None)
+    for k, layer in enumerate(layers):
+        a, g = 2 * k, 2 * k + 1
+        options = layer.config
+        pair = factor_damping(options.damping_method, options.at("damping", step), mean[a], mean[g])
+        result += pair if known[a] and known[g] else (None, None)
     return result
 
 
@@ -70,7 +73,7 @@ def invert(
                 inverses[i] = _inverse_or_nan(factors[i], dampings[i])
         if owner is None or communicator.world_size == 1:
             continue
-        buffers[i] = _like(factors[i]).new_empty(packed_elements(factors[i].dim))
+        buffers[i] = _like(factors[i]).new_empty(factors[i].elements)
         if owner == rank:
             with recorder.span("InverseComp", f"pack {_label(plan, i)}"):
                 pack(inverses[i], buffers[i])
@@ -82,7 +85,7 @@ def invert(
         work.wait()
         if i not in inverses:
             with recorder.span("InverseComp", f"unpack {_label(plan, i)}"):
-                inverses[i] = unpack(buffers[i], factors[i].dim)
+                inverses[i] = factors[i].unpack(buffers[i])
     _check(inverses, plan)
     for i, inverse in inverses.items():
         factors[i].inverse = inverse
@@ -97,7 +100,7 @@ def _inverse_or_nan(factor: FactorState, damping: float | None) -> Tensor:
     assert damping is not None
     inverse = damped_inverse(factor.matrix(), damping)
     if inverse is None:
-        return _like(factor).new_full((factor.dim, factor.dim), float("nan"))
+        return torch.full_like(factor.matrix(), float("nan"))
     return inverse
 
 
@@ -109,7 +112,7 @@ def _check(inverses: dict[int, Tensor], plan: Plan) -> None:
     if not inverses:
         return
     indices = sorted(inverses)
-    traces = torch.stack([inverses[i].diagonal().sum() for i in indices])
+    traces = torch.stack([inverses[i].diagonal(dim1=1, dim2=2).sum() for i in indices])
     if bool(torch.isfinite(traces).all()):
         return
     bad = [_label(plan, i) for i, ok in zip(indices, torch.isfinite(traces).tolist(), strict=True) if not ok]

@@ -21,7 +21,7 @@ from kfac.gradients import GradientAverager
 from kfac.inversion import FactorInversionError, dampings, invert
 from kfac.layers import GradientAccess, KFACLayer, PlainGradients, describe_coverage, register_layers, unwrap
 from kfac.messages import MessageQueue
-from kfac.planning import ClusterProfile, Message, ModelProfile, Plan
+from kfac.planning import ClusterProfile, LayerProfile, Message, ModelProfile, Plan
 from kfac.preconditioning import precondition_gradients
 from kfac.recording import Recorder
 from kfac.setup import Schedule, check_plan, common_plan, describe_schedule, require_agreement
@@ -29,6 +29,9 @@ from kfac.setup import Schedule, check_plan, common_plan, describe_schedule, req
 __all__ = ["KFAC", "FactorInversionError", "NonFiniteError"]
 
 logger = logging.getLogger(__name__)
+
+STATE_VERSION = 2
+"""Of :meth:`KFAC.state_dict`: 2 since factors are blocks."""
 
 
 class NonFiniteError(RuntimeError):
@@ -78,7 +81,8 @@ class KFAC:
         self._register()
         weight = next(iter(self._groups.values()))[0]
         self._recorder = recorder or Recorder(weight.device, self._communicator.rank)
-        self._dtype = max((torch.float32, *(layer.weight.dtype for layer in self.layers)), key=lambda d: d.itemsize)
+        dtypes = [layer.parameters[0].dtype for layer in self.layers]
+        self._dtype = max((torch.float32, *dtypes), key=lambda d: d.itemsize)
         self.plan = self._make_plan(model_profile, cluster_profile)
         self.steps = 0
         self.skipped_steps = 0
@@ -107,8 +111,8 @@ class KFAC:
             self._communicator,
             {
                 "problem": problem,
-                "layers": [(layer.name, layer.a_dim, layer.g_dim, str(layer.weight.dtype)) for layer in self.layers],
-                "parameters": [size for *_, size in self.layer_sizes],
+                "layers": [(x.name, x.kind, x.a, x.g, str(x.parameters[0].dtype)) for x in self.layers],
+                "parameters": [size.gradient_elements for size in self.layer_sizes],
                 "config": self.config.to_dict(),
                 "schedule": describe_schedule(self._schedule),
                 "average_gradients": self._average_gradients,
@@ -124,10 +128,16 @@ class KFAC:
         return plan
 
     @property
-    def layer_sizes(self) -> list[tuple[str, int, int, int]]:
-        """Per layer: name, dimensions of A and of G (0 without factors), elements of the gradients that go with it."""
-        dims = {layer.name: (layer.a_dim, layer.g_dim) for layer in self.layers}
-        return [(n, *dims.get(n, (0, 0)), sum(p.numel() for p in group)) for n, group in self._groups.items()]
+    def layer_sizes(self) -> tuple[LayerProfile, ...]:
+        """The layers' names and sizes, without seconds: what a plan is for."""
+        by_name = {layer.name: layer for layer in self.layers}
+        sizes = []
+        for name, group in self._groups.items():
+            layer, elements = by_name.get(name), sum(p.numel() for p in group)
+            dims = {} if layer is None else {"a_blocks": layer.a.count, "g_blocks": layer.g.count}
+            a, g = (0, 0) if layer is None else (layer.a.dim, layer.g.dim)
+            sizes.append(LayerProfile(name=name, a_dim=a, g_dim=g, gradient_elements=elements, **dims))
+        return tuple(sizes)
 
     def _attach(self) -> None:
         """Hook the model for the present plan, keeping the factors' state."""
@@ -136,7 +146,10 @@ class KFAC:
         by_name = {layer.name: layer for layer in self.layers}
         self._ordered: list[KFACLayer] = [by_name[name] for name in self.plan.layers if name in by_name]
         if self.plan.schedule.curvature:
-            factors = {(f.layer, f.side): FactorState(f.dim) for f in self.plan.factors}
+            factors = {
+                (f.layer, f.side): FactorState(by_name[f.layer].a if f.side == "A" else by_name[f.layer].g)
+                for f in self.plan.factors
+            }
             self._factors = {key: self._factors.get(key, fresh) for key, fresh in factors.items()}
             self._collector = StatisticsCollector(
                 self._ordered,
@@ -147,7 +160,7 @@ class KFAC:
                 on_ready=lambda side, index: self._queue.ready(side, 2 * index + (side == "G")),
                 has_left=lambda index: self._queue.has_left("A", 2 * index),
             )
-            like = torch.empty(0, dtype=self._dtype, device=self._ordered[0].weight.device)
+            like = torch.empty(0, dtype=self._dtype, device=self._ordered[0].parameters[0].device)
             self._exchange = FactorExchange(self.plan, self._collector, self._communicator, like)
         if self._average_gradients:
             self._averager = GradientAverager(
@@ -249,7 +262,7 @@ class KFAC:
             yield
             return
         samples = self.config.fisher_samples if self.config.fisher == "mc" else None
-        inputs = [layer.weight for layer in self._ordered]
+        inputs = [parameter for layer in self._ordered for parameter in layer.parameters]
         vectors = fisher_vectors(outputs, loss_kind, samples)
         vector = next(vectors, None)
         while vector is not None:
@@ -342,15 +355,15 @@ class KFAC:
                 "step() without any statistics: no layer has seen a forward and a backward pass since the last step(). "
                 "Under torch.compile, make KFAC before the first compiled call"
             )
-        decay = self.config.at("factor_decay", self.steps)
         world_size, from_identity = self._communicator.world_size, self.config.average_from == "identity"
         with self._recorder.span("FactorComp", "running averages"):
             for i, (total, samples) in received.items():
                 if samples == 0:
                     self._warn_unused(self.plan.factors[i].layer)
                     continue
-                scale = factor_scale(self.config.scaling, self.plan.factors[i].side, samples, world_size)
-                self._states[i].update(total, scale, decay, from_identity)
+                side, options = self.plan.factors[i].side, self._ordered[i // 2].config
+                scale = factor_scale(options.scaling, side, samples, world_size, options.loss_reduction)
+                self._states[i].update(total, scale, options.at("factor_decay", self.steps), from_identity)
         return True
 
     def _refuse(self, fault: str) -> None:
@@ -373,21 +386,21 @@ class KFAC:
             )
 
     def _dampings(self) -> list[float | None]:
-        return dampings(self._states, self.config.damping_method, self.config.at("damping", self.steps))
+        return dampings(self._ordered, self._states, self.steps)
 
     def _precondition(self) -> None:
         sides = {
             layer.name: (self._factors[layer.name, "A"], self._factors[layer.name, "G"]) for layer in self._ordered
         }
-        lr, kl_clip = self.config.at("lr", self.steps), self.config.at("kl_clip", self.steps)
-        precondition_gradients(self._ordered, sides, self._gradients, lr=lr, kl_clip=kl_clip)
+        kl_clip = self.config.at("kl_clip", self.steps)
+        precondition_gradients(self._ordered, sides, self._gradients, step=self.steps, kl_clip=kl_clip)
 
     # ------------------------------------------------------------------ state
 
     def factor(self, layer: str, side: str) -> Tensor:
-        """The factor ``[d, d]`` of a layer's side ``A`` or ``G``, without damping; a copy.
+        """The factor ``[d, d]`` of a layer's side ``A`` or ``G``, without damping, with zeros between blocks; a copy.
 
-        A is in the order of ``weight.view(out, -1)``, with the bias last.
+        A is in the order of ``weight.view(out, -1)``, with the bias last (per group).
 
         Raises:
             KeyError: if there is no such layer, or no statistic yet.
@@ -395,9 +408,14 @@ class KFAC:
         state = self._factors[layer, side]
         if state.average is None:
             raise KeyError(f"{side} of {layer!r} has no statistics yet")
-        matrix = state.matrix()
         owner = next(item for item in self.layers if item.name == layer)
-        return owner.a_in_weight_order(matrix) if side == "A" else matrix
+        order = owner.a_order() if side == "A" else None
+        groups = []
+        for blocks in state.matrix().chunk(state.shape.groups):
+            matrix = torch.block_diag(*blocks)[: state.shape.width, : state.shape.width]
+            groups.append(matrix if order is None else matrix[order][:, order])
+        whole: Tensor = torch.block_diag(*groups)
+        return whole
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a bitwise continuation needs, also inside an inverse interval; the same on every rank.
@@ -408,7 +426,7 @@ class KFAC:
         self._require_boundary("state_dict")
         factors = {f"{name}/{side}": state.state_dict() for (name, side), state in self._factors.items()}
         return {
-            "version": 1,
+            "version": STATE_VERSION,
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
             "plan": self.plan.to_dict(),
@@ -424,8 +442,8 @@ class KFAC:
         """
         self._require_boundary("load_state_dict")
         plan = Plan.from_dict(state["plan"])
-        dims = {key: saved["dim"] for key, saved in state["factors"].items()}
-        mine = {f"{name}/{side}": factor.dim for (name, side), factor in self._factors.items()}
+        dims = {key: (saved["blocks"], saved["dim"]) for key, saved in state["factors"].items()}
+        mine = {f"{name}/{side}": (f.shape.count, f.shape.dim) for (name, side), f in self._factors.items()}
         if dims != mine:
             different = sorted(set(dims.items()) ^ set(mine.items()))
             raise ValueError(f"the state is of another model or schedule: {different[:4]} differ")

@@ -17,7 +17,7 @@ def precondition_gradients(
     sides: Mapping[str, tuple[FactorState, FactorState]],
     access: GradientAccess,
     *,
-    lr: float,
+    step: int,
     kl_clip: float | None,
 ) -> None:
     """Replace the gradients of layers with inverses by ``nu G^-1 gradient A^-1``, without waiting for the device.
@@ -26,7 +26,7 @@ def precondition_gradients(
         layers: in the Plan's order.
         sides: per layer its factors A and G.
         access: where gradients are.
-        lr: the optimizer's learning rate, for the KL clip.
+        step: at which the learning rates hold, for the KL clip.
         kl_clip: its bound, or None for ``nu = 1``.
     """
     preconditioned: list[tuple[KFACLayer, Tensor]] = []
@@ -38,10 +38,10 @@ def precondition_gradients(
             continue
         gradient = gradient.to(a.dtype)
         result = precondition(gradient, a, g)
-        products.append((result * gradient).sum())
+        products.append((result * gradient).sum() * layer.config.at("lr", step) ** 2)
         preconditioned.append((layer, result))
     if preconditioned and kl_clip is not None:
-        nu = kl_clip_factor(kl_clip, lr, torch.stack(products).sum())
+        nu = kl_clip_factor(kl_clip, torch.stack(products).sum())
         for _, result in preconditioned:
             result.mul_(nu)
     for layer, result in preconditioned:

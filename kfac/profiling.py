@@ -8,6 +8,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from scipy.optimize import nnls
 from kfac.communication import Communicator, Work
 from kfac.curvature.inverses import damped_inverse
 from kfac.curvature.packing import pack, packed_elements, unpack
-from kfac.planning import ClusterProfile, LayerProfile, LinearCost, ModelProfile, PolynomialCost
+from kfac.planning import ClusterProfile, LinearCost, ModelProfile, PolynomialCost
 from kfac.setup import LayerSizes
 from kfac.timeline import COMPUTE_LANE, Timeline
 
@@ -78,7 +79,7 @@ def model_profile_from(timelines: Iterable[Timeline], layers: LayerSizes, name: 
     """The profile of a model from recorded iterations of one rank (medians over the iterations).
 
     Packing, running averages and preconditioning are not recorded per layer; they are spread over the layers by the
-    elements of the factors, and by the multiplications ``2 (g^2 a + g a^2)``.
+    elements of the factors, and by the multiplications ``2 g a (g + a)``.
 
     Args:
         timelines: of iterations that computed statistics and preconditioned.
@@ -96,22 +97,22 @@ def model_profile_from(timelines: Iterable[Timeline], layers: LayerSizes, name: 
     def median(layer: str, field: str) -> float:
         return statistics.median(seconds.get((layer, field), 0.0) for seconds, _ in measured)
 
-    sizes = {layer: (a, g, elements) for layer, a, g, elements in layers}
+    sizes = {layer.name: layer for layer in layers}
     order = [layer for layer in measured[-1][1] if layer in sizes]
     order += [layer for layer in sizes if layer not in order]
     pack_s = median("", "pack") + median("", "running")
-    triangles = {layer: (packed_elements(a), packed_elements(g)) for layer, (a, g, _) in sizes.items()}
-    work = {layer: g * g * a + g * a * a for layer, (a, g, _) in sizes.items()}
+    triangles = {
+        name: (packed_elements((x.a_blocks, x.a_dim)), packed_elements((x.g_blocks, x.g_dim)))
+        for name, x in sizes.items()
+    }
+    work = {name: x.gradient_elements * (x.a_dim + x.g_dim) for name, x in sizes.items()}
     per_element_s = pack_s / max(1, sum(a + g for a, g in triangles.values()))
     per_multiplication_s = median("", "precondition_s") / max(1, sum(work.values()))
     return ModelProfile(
         name=name,
         layers=tuple(
-            LayerProfile(
-                name=layer,
-                a_dim=sizes[layer][0],
-                g_dim=sizes[layer][1],
-                gradient_elements=sizes[layer][2],
+            replace(
+                sizes[layer],
                 forward_s=median(layer, "forward_s"),
                 backward_s=median(layer, "backward_s"),
                 a_statistics_s=median(layer, "a_statistics_s") + per_element_s * triangles[layer][0],
@@ -175,7 +176,7 @@ def _time_inverse(dim: int, repeats: int, device: torch.device | str) -> float:
     """Median seconds from a packed factor to its packed inverse."""
     data = torch.randn(dim, dim, generator=torch.Generator().manual_seed(dim)).to(device)
     packed = torch.empty(packed_elements(dim), device=device)
-    pack(data @ data.T / dim, packed)
+    pack((data @ data.T / dim)[None], packed)
     out = torch.empty_like(packed)
 
     def action() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from kfac.planning.costs import Size
 from kfac.planning.messages import plan_messages
 from kfac.planning.placement import inverse_sequence, plan_placement, sequence_finish_s
 from kfac.planning.plan import FactorSpec, Plan, factors_of
@@ -95,7 +96,7 @@ def _split(schedule: str | Mapping[str, Any]) -> tuple[str | None, dict[str, Any
 
 def _plan(schedule: ScheduleConfig, model: ModelProfile, cluster: ClusterProfile) -> Plan:
     factors = _factors(schedule, model)
-    owner, sequence = _inversions(schedule, [factor.dim for factor in factors], cluster)
+    owner, sequence = _inversions(schedule, [factor.size for factor in factors], cluster)
     return Plan(
         schedule=schedule,
         world_size=cluster.world_size,
@@ -108,11 +109,11 @@ def _plan(schedule: ScheduleConfig, model: ModelProfile, cluster: ClusterProfile
 
 
 def _factors(schedule: ScheduleConfig, model: ModelProfile) -> tuple[FactorSpec, ...]:
-    return factors_of(model) if schedule.curvature else ()
+    return factors_of(model.layers) if schedule.curvature else ()
 
 
 def _inversions(
-    schedule: ScheduleConfig, dims: Sequence[int], cluster: ClusterProfile
+    schedule: ScheduleConfig, dims: Sequence[Size], cluster: ClusterProfile
 ) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
     """Every factor's owner, and the sequence that all ranks walk."""
     placement = plan_placement(dims, cluster.world_size, cluster, schedule.placement, lbp_rule=schedule.lbp_rule)
@@ -129,7 +130,7 @@ def _fastest(fixed: Mapping[str, Any], model: ModelProfile, cluster: ClusterProf
     (the smallest task graph), the latter by the time their sequence takes. Of equally fast ones the first is taken.
     """
     base = ScheduleConfig.from_dict(dict(fixed))  # also checks the keys and values
-    dims = [factor.dim for factor in _factors(base, model)]
+    dims = [factor.size for factor in _factors(base, model)]
 
     def message_time_s(schedule: ScheduleConfig) -> float:
         return simulate(_plan(replace(schedule, placement="non_dist"), model, cluster), model, cluster).iteration_s

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kfac.communication import Communicator
-from kfac.planning import ClusterProfile, ModelProfile, Plan, ScheduleConfig
+from kfac.planning import ClusterProfile, LayerProfile, ModelProfile, Plan, ScheduleConfig
+from kfac.planning.plan import factors_of
 from kfac.planning.shipped_profiles import estimate_model_profile, load_shipped_cluster
 from kfac.schedules import make_plan
 
 Schedule = str | Mapping[str, Any] | ScheduleConfig | Plan
-LayerSizes = Sequence[tuple[str, int, int, int]]
-"""Per layer: name, dimensions of A and of G (0 without factors), elements of the gradients that go with it."""
+LayerSizes = Sequence[LayerProfile]
+"""The layers' names and sizes, without seconds."""
 
 
 def describe_schedule(schedule: Schedule) -> Any:
@@ -83,9 +84,10 @@ def check_plan(plan: Plan, sizes: LayerSizes, world_size: int) -> None:
     """
     if plan.world_size != world_size:
         raise ValueError(f"the plan is for {plan.world_size} rank(s), there are {world_size}")
-    expected = {(name, side, dim) for name, a, g, _ in sizes for side, dim in (("A", a), ("G", g)) if dim}
-    planned = {(f.layer, f.side, f.dim) for f in plan.factors}
+    expected = set(factors_of(sizes))
+    planned = set(plan.factors)
     wrong = planned ^ expected if plan.schedule.curvature else planned
-    if wrong or set(plan.layers) != {name for name, *_ in sizes}:
-        detail = ", ".join(f"{side} of {name} ({dim})" for name, side, dim in sorted(wrong)[:3])
+    if wrong or set(plan.layers) != {layer.name for layer in sizes}:
+        different = sorted((f.layer, f.side, f.blocks, f.dim) for f in wrong)
+        detail = ", ".join(f"{side} of {name} ({blocks} x {dim})" for name, side, blocks, dim in different[:3])
         raise ValueError(f"the plan or profile is of another model: {detail or 'its layers have other names'}")

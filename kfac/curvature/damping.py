@@ -7,20 +7,17 @@ import math
 DAMPING_METHODS = ("plain", "pi")
 
 
-def factor_damping(
-    method: str, damping: float, trace_a: float, dim_a: int, trace_g: float, dim_g: int
-) -> tuple[float, float]:
-    """What is added to the diagonals of A and of G.
+def factor_damping(method: str, damping: float, mean_a: float, mean_g: float) -> tuple[float, float]:
+    """What is added to the diagonals of A and of G, given their mean eigenvalues (``tr A / dim A``).
 
     ``plain`` adds the damping to each. ``pi`` splits it (factored Tikhonov damping, Martens and Grosse 2015, section
     6.3): ``sqrt(damping) pi`` to A and ``sqrt(damping) / pi`` to G, ``pi^2 = (tr A / dim A) / (tr G / dim G)``, so that
-    the result does not depend on how a scale is split between A and G. A factor whose trace is not positive (no signal
+    the result does not depend on how a scale is split between A and G. A factor whose mean is not positive (no signal
     yet) leaves pi at 1.
     """
     if method == "plain":
         return damping, damping
     root = math.sqrt(damping)
-    mean_a, mean_g = trace_a / dim_a, trace_g / dim_g
     if not (mean_a > 0 and mean_g > 0):
         return root, root
     pi = math.sqrt(mean_a / mean_g)

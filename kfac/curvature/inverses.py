@@ -5,19 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kfac.curvature.blocks import multiply_left, multiply_right
+
 
 def damped_inverse(factor: Tensor, damping: float) -> Tensor | None:
-    """``(factor + damping I)^-1`` of a symmetric ``factor [d, d]`` by Cholesky; the factor is left as it is.
+    """``(factor + damping I)^-1`` of symmetric blocks ``factor [blocks, d, d]`` by Cholesky.
 
-    What fails in float32 is tried again in float64.
+    The factor is left as it is. What fails in float32 is tried again in float64.
 
     Returns:
         the symmetric inverse, or None where the damped factor is not positive definite even in float64.
     """
     damped = factor.clone()
-    damped.diagonal().add_(damping)
+    damped.diagonal(dim1=1, dim2=2).add_(damping)
+    if damped.shape[-1] == 1:
+        return damped.reciprocal_() if bool((damped > 0).all()) else None
     lower, info = torch.linalg.cholesky_ex(damped)
-    if info.item() == 0:
+    if not bool(info.any()):
         # LAPACK's result is column-major. Its transpose is the same matrix row by row, so that a rank that receives the
         # inverse computes with bitwise the same operands in the same layout as the one that made it.
         return torch.cholesky_inverse(lower).mT
@@ -28,14 +32,14 @@ def damped_inverse(factor: Tensor, damping: float) -> Tensor | None:
 
 
 def precondition(gradient: Tensor, a_inverse: Tensor, g_inverse: Tensor) -> Tensor:
-    """``G^-1 gradient A^-1`` for ``gradient [out, in]``."""
-    return g_inverse @ gradient @ a_inverse
+    """``G^-1 gradient A^-1`` for ``gradient [groups, rows, columns]`` and inverses ``[blocks, d, d]``."""
+    return multiply_right(multiply_left(g_inverse, gradient), a_inverse)
 
 
-def kl_clip_factor(kl_clip: float, lr: float, inner_product: Tensor) -> Tensor:
-    """``min(1, sqrt(kl_clip / (lr^2 sum <v, g>)))`` as a 0-dim tensor: the bound on the step's predicted KL divergence.
+def kl_clip_factor(kl_clip: float, divergence: Tensor) -> Tensor:
+    """``min(1, sqrt(kl_clip / divergence))`` as a 0-dim tensor: the bound on the step's predicted KL divergence.
 
-    ``inner_product`` is ``sum over layers <v, g>`` of preconditioned and plain gradients; it is not negative, because
+    ``divergence`` is ``sum over layers lr^2 <v, g>`` of preconditioned and plain gradients; it is not negative, because
     the damped factors are positive definite; one that rounding made negative does not clip.
     """
-    return (kl_clip / (lr**2 * inner_product.clamp(min=0.0))).sqrt().clamp(max=1.0)
+    return (kl_clip / divergence.clamp(min=0.0)).sqrt().clamp(max=1.0)

@@ -31,6 +31,7 @@ def convolution_patches(
     padding: Sequence[int],
     dilation: Sequence[int],
     padding_mode: str = "zeros",
+    groups: int = 1,
 ) -> Iterator[Tensor]:
     """The inputs that each output pixel of a convolution sees, some samples at a time.
 
@@ -38,11 +39,11 @@ def convolution_patches(
         x: ``[samples, channels, *sizes]`` with one, two or three sizes.
         kernel_size, stride, dilation: of the convolution, one per size.
         padding: as :func:`torch.nn.functional.pad` takes it: (before, after) of the last size first.
-        padding_mode: of the convolution.
+        padding_mode, groups: of the convolution.
 
     Yields:
-        ``[some samples * output pixels, kernel positions * channels]``; the last kernel size runs fastest, channels
-        faster still.
+        ``[groups, some samples, output pixels, kernel positions * channels of a group]``; the last kernel size runs
+        fastest, channels faster still.
     """
     mode = "constant" if padding_mode == "zeros" else padding_mode
     if any(padding):
@@ -55,29 +56,57 @@ def convolution_patches(
     ]
     between_outputs = [step * s for step, s in zip(steps, stride, strict=True)]
     within_kernel = [step * d for step, d in zip(steps, dilation, strict=True)]
-    strides = (n_step, *between_outputs, *within_kernel, 1)
-    dim = math.prod(kernel_size) * channels
+    own = channels // groups
+    strides = (own, n_step, *between_outputs, *within_kernel, 1)
+    pixels, dim = math.prod(outputs), math.prod(kernel_size) * own
     limit = CHUNK_ELEMENTS.get(x.device.type, CHUNK_ELEMENTS["cuda"])
-    for part in x.split(max(1, limit // max(1, math.prod(outputs) * dim))):
-        shape = (len(part), *outputs, *kernel_size, channels)
-        yield part.as_strided(shape, strides, part.storage_offset()).reshape(-1, dim)
+    for part in x.split(max(1, limit // max(1, pixels * dim * groups))):
+        shape = (groups, len(part), *outputs, *kernel_size, own)
+        yield part.as_strided(shape, strides, part.storage_offset()).reshape(groups, len(part), pixels, dim)
 
 
-def add_moment(rows: Tensor, total: Tensor, weight: float, bias: bool = False) -> None:
+def add_moments(rows: Tensor, total: Tensor, weight: float, bias: float | None = None) -> None:
+    """Add ``weight sum_r x_r x_r^T`` over the rows of every group to the diagonal blocks that ``total`` holds.
+
+    Args:
+        rows: ``[groups, r, d]``.
+        total: ``[blocks, dim, dim]``; each group has its own ``blocks / groups`` blocks, the last of which may be
+            padded. Only upper triangles are meant.
+        weight: of the sum.
+        bias: an element appended to every row, or None.
+    """
+    groups, count, width = rows.shape
+    full, dim = width + (bias is not None), total.shape[-1]
+    blocks = total.view(groups, -1, dim, dim)
+    if dim == 1:
+        blocks[:, :width, 0, 0] += weight * rows.square().sum(1)
+        if bias is not None:
+            blocks[:, width, 0, 0] += count * weight * bias**2
+        return
+    for k in range(blocks.shape[1]):
+        low = k * dim
+        last = bias if low + dim >= full else None
+        part = rows[:, :, low : low + dim]
+        if groups == 1:
+            add_moment(part[0], blocks[0, k], weight, last)
+            continue
+        block, d = blocks[:, k], part.shape[-1]
+        block[:, :d, :d].baddbmm_(part.mT, part, alpha=weight)
+        if last is not None:
+            block[:, :d, d] += (weight * last) * part.sum(1)
+            block[:, d, d] += count * weight * last**2
+
+
+def add_moment(rows: Tensor, total: Tensor, weight: float, bias: float | None = None) -> None:
     """Add ``weight sum_r x_r x_r^T`` over the rows of ``rows [r, d]`` to the upper triangle of ``total``.
 
-    With ``bias`` a trailing 1 is appended to every row: ``total`` is ``[d + 1, d + 1]``, else ``[d, d]``.
+    ``bias`` is appended to every row: ``total`` has at least ``d + 1`` rows then, else ``d``.
     """
     d = rows.shape[1]
     blocks = min(MAX_BLOCKS, max(1, d // BLOCK_DIM)) if rows.device.type == "cpu" else 1
     edges = [d * k // blocks for k in range(blocks)]
     for low, high in zip(edges, [*edges[1:], d], strict=True):
         total[low:high, low:d].addmm_(rows[:, low:high].T, rows[:, low:], alpha=weight)
-    if bias:
-        total[:d, d].add_(rows.sum(0), alpha=weight)
-        total[d, d].add_(rows.shape[0] * weight)
-
-
-def position_rows(g: Tensor) -> Tensor:
-    """``[samples, channels, ...positions]`` as a matrix ``[samples * positions, channels]`` (a transposed view)."""
-    return g.transpose(0, 1).reshape(g.shape[1], -1).T
+    if bias is not None:
+        total[:d, d].add_(rows.sum(0), alpha=weight * bias)
+        total[d, d].add_(rows.shape[0] * weight * bias**2)

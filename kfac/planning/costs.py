@@ -18,6 +18,27 @@ Cost = Callable[[float], float]
 """Seconds as a function of a size: elements for collectives, the dimension for inverses."""
 
 
+Size = int | tuple[int, int]
+"""A factor's dimension, or (blocks, dimension) of a block-diagonal one."""
+
+
+def packed_elements(size: Size) -> int:
+    """Elements of a factor's packed triangles: ``d (d + 1) / 2`` per block."""
+    blocks, dim = size if isinstance(size, tuple) else (1, size)
+    return blocks * (dim * (dim + 1) // 2)
+
+
+def inverse_dim(size: Size) -> int:
+    """The dimension of the one matrix whose inverse takes as many multiplications as all blocks of a factor.
+
+    Blocks are inverted in one batched call, so that a start-up cost counts once for all of them.
+    """
+    if isinstance(size, int):
+        return size
+    blocks, dim = size
+    return max(dim, round(dim * math.cbrt(blocks)))
+
+
 def checked_cost(name: str, cost: Cost) -> Cost:
     """``cost`` whose every answer is a number of seconds.
 

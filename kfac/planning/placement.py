@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kfac.planning.costs import Size, inverse_dim
 from kfac.planning.placement_bound import placement_lower_bound_s
 from kfac.planning.placement_model import (
     InverseCosts,
@@ -31,7 +32,7 @@ __all__ = [
 
 
 def plan_placement(
-    dims: Sequence[int],
+    dims: Sequence[Size],
     world_size: int,
     cluster: ClusterProfile,
     rule: str,
@@ -41,7 +42,8 @@ def plan_placement(
     """Place the inversions of factors of dimensions ``dims``.
 
     Args:
-        dims: dimension of every factor, in the order of the layers (A0 G0 A1 G1 ...).
+        dims: dimension of every factor, or (blocks, dimension) of a block-diagonal one, in the order of the layers (A0
+            G0 A1 G1 ...).
         world_size: number of ranks; it overrides the profile's. One rank inverts everything, whatever the rule.
         cluster: the cost models.
         rule: ``non_dist``: every rank inverts everything. ``seq_dist``: round robin over the given order. ``lbp``: the
@@ -73,13 +75,14 @@ def plan_placement(
     return Placement.from_sequence(owner, range(count), world_size)
 
 
-def _load_balanced(dims: Sequence[int], world_size: int, costs: InverseCosts, lbp_rule: str | int) -> list[int | None]:
+def _load_balanced(dims: Sequence[Size], world_size: int, costs: InverseCosts, lbp_rule: str | int) -> list[int | None]:
     owner: list[int | None] = [None] * len(dims)
     load = [0] * min(world_size, len(dims))  # further ranks would never be the lowest with the least load
-    for i in sorted(range(len(dims)), key=lambda i: -dims[i]):
-        small = costs.invert_s[i] < costs.broadcast_s[i] if isinstance(lbp_rule, str) else dims[i] < lbp_rule
+    single = [inverse_dim(size) for size in dims]
+    for i in sorted(range(len(dims)), key=lambda i: -single[i]):
+        small = costs.invert_s[i] < costs.broadcast_s[i] if isinstance(lbp_rule, str) else single[i] < lbp_rule
         if not small:
             rank = load.index(min(load))
             owner[i] = rank
-            load[rank] += dims[i]
+            load[rank] += single[i]
     return owner

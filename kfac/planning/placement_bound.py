@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kfac.planning.checks import number
+from kfac.planning.costs import Size
 from kfac.planning.placement_model import InverseCosts
 from kfac.planning.profiles import ClusterProfile
 
@@ -20,7 +21,7 @@ steps whose length grows with them."""
 
 
 def placement_lower_bound_s(
-    dims: Sequence[int], world_size: int, cluster: ClusterProfile, *, time_limit_s: float = 30.0
+    dims: Sequence[Size], world_size: int, cluster: ClusterProfile, *, time_limit_s: float = 30.0
 ) -> float:
     """Seconds that no placement on one broadcast channel can beat, whatever its owners and orders.
 
@@ -37,7 +38,7 @@ def placement_lower_bound_s(
     below the two that need no solver: all work spread evenly over the ranks, and the dearest inversion.
 
     Args:
-        dims: dimension of every factor.
+        dims: dimension of every factor, or (blocks, dimension) of a block-diagonal one.
         world_size: number of ranks; it overrides the profile's.
         cluster: the cost models.
         time_limit_s: the solver stops then; what it has proven by then is returned and is still a bound.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from kfac.planning.checks import whole
-from kfac.planning.costs import checked_cost
+from kfac.planning.costs import Size, checked_cost, inverse_dim, packed_elements
 from kfac.planning.profiles import ClusterProfile
 
 
@@ -74,6 +75,17 @@ class Placement:
         )
 
 
+def checked_size(what: str, size: Any) -> Size:
+    """``size`` as whole numbers of at least 1.
+
+    Raises:
+        ValueError: if it is neither a dimension nor (blocks, dimension).
+    """
+    if isinstance(size, tuple) and len(size) == 2:
+        return whole(f"blocks of {what}", size[0], 1), whole(what, size[1], 1)
+    return whole(what, size, 1)
+
+
 @dataclass(frozen=True)
 class InverseCosts:
     """Seconds to invert and to broadcast each factor: ``d (d + 1) / 2`` elements of the packed triangle travel."""
@@ -82,20 +94,20 @@ class InverseCosts:
     broadcast_s: tuple[float, ...]
 
     @classmethod
-    def of(cls, dims: Sequence[int], cluster: ClusterProfile) -> InverseCosts:
+    def of(cls, dims: Sequence[Size], cluster: ClusterProfile) -> InverseCosts:
         """The costs of factors of these dimensions.
 
         Raises:
             ValueError: for a dimension that is no whole number or below 1, or a cost that is no number of seconds.
         """
-        dims = [whole(f"dims[{i}]", d, 1) for i, d in enumerate(dims)]
+        dims = [checked_size(f"dims[{i}]", d) for i, d in enumerate(dims)]
         inverse, send = checked_cost("inverse", cluster.inverse), checked_cost("broadcast", cluster.broadcast)
-        invert = {d: inverse(d) for d in set(dims)}
-        broadcast = {d: send(d * (d + 1) // 2) for d in set(dims)}
+        invert = {d: inverse(inverse_dim(d)) for d in set(dims)}
+        broadcast = {d: send(packed_elements(d)) for d in set(dims)}
         return cls(tuple(invert[d] for d in dims), tuple(broadcast[d] for d in dims))
 
 
-def placement_finish_s(placement: Placement, dims: Sequence[int], cluster: ClusterProfile) -> float:
+def placement_finish_s(placement: Placement, dims: Sequence[Size], cluster: ClusterProfile) -> float:
     """Seconds until every rank has every inverse.
 
     All factors are there at 0. One channel carries one broadcast at a time; the inverse that is finished first is sent
@@ -108,7 +120,7 @@ def placement_finish_s(placement: Placement, dims: Sequence[int], cluster: Clust
     return max(channel_finish_s(placement, costs), compute_finish_s(placement, costs))
 
 
-def inverse_sequence(placement: Placement, dims: Sequence[int], cluster: ClusterProfile) -> tuple[int, ...]:
+def inverse_sequence(placement: Placement, dims: Sequence[Size], cluster: ClusterProfile) -> tuple[int, ...]:
     """One sequence of all factors that keeps every rank's order and broadcasts, as far as that allows, in the order in
     which inverses finish.
 
@@ -146,7 +158,7 @@ def sequence_finish_s(
     owner: Sequence[int | None],
     sequence: Sequence[int],
     world_size: int,
-    dims: Sequence[int],
+    dims: Sequence[Size],
     cluster: ClusterProfile,
     inverse_broadcast: str,
 ) -> float:
@@ -205,7 +217,7 @@ def sum_in_order(seconds: Sequence[float], order: Sequence[int]) -> float:
     return total
 
 
-def _costs(placement: Placement, dims: Sequence[int], cluster: ClusterProfile) -> InverseCosts:
+def _costs(placement: Placement, dims: Sequence[Size], cluster: ClusterProfile) -> InverseCosts:
     if len(dims) != len(placement.owner):
         raise ValueError(f"the placement is for {len(placement.owner)} factors, dims has {len(dims)}")
     return InverseCosts.of(dims, cluster)

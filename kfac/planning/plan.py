@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Any, Literal, get_args
 
 from kfac.planning.checks import keys_of, sequence, text, whole
-from kfac.planning.profiles import ModelProfile
+from kfac.planning.costs import Size, packed_elements
+from kfac.planning.profiles import LayerProfile, ModelProfile
 from kfac.planning.schedule_config import ScheduleConfig
 
 MessageKind = Literal["A", "G", "gradient"]
@@ -23,16 +24,24 @@ Release = Literal["ready", "step"]
 
 @dataclass(frozen=True)
 class FactorSpec:
-    """One Kronecker factor: a symmetric ``dim x dim`` matrix of a layer's A (inputs) or G (outputs) side."""
+    """One Kronecker factor of a layer's A (inputs) or G (outputs) side: ``blocks`` symmetric ``dim x dim`` matrices on
+    the diagonal, mostly one.
+    """
 
     layer: str
     side: Literal["A", "G"]
     dim: int
+    blocks: int = 1
 
     @property
     def elements(self) -> int:
-        """Elements of the packed triangle that travels: ``dim (dim + 1) / 2``."""
-        return self.dim * (self.dim + 1) // 2
+        """Elements of the packed triangles that travel: ``blocks dim (dim + 1) / 2``."""
+        return packed_elements(self.size)
+
+    @property
+    def size(self) -> Size:
+        """As placements take it."""
+        return self.dim if self.blocks == 1 else (self.blocks, self.dim)
 
 
 @dataclass(frozen=True)
@@ -156,7 +165,7 @@ class Plan:
                     )
 
         compare("layer", self.layers, [layer.name for layer in model.layers])
-        compare("factor", self.factors, factors_of(model) if self.schedule.curvature else ())
+        compare("factor", self.factors, factors_of(model.layers) if self.schedule.curvature else ())
         for number, message in enumerate(self.messages):
             if message.kind == "gradient":
                 elements = sum(model.layers[i].gradient_elements for i in message.items)
@@ -178,19 +187,23 @@ class Plan:
         )
 
 
-def factors_of(model: ModelProfile) -> tuple[FactorSpec, ...]:
-    """A model's factors, ``A0 G0 A1 G1 ...`` over the layers that have them."""
+def factors_of(layers: Iterable[LayerProfile]) -> tuple[FactorSpec, ...]:
+    """The factors of layers, ``A0 G0 A1 G1 ...`` over those that have them."""
     return tuple(
         factor
-        for layer in model.layers
+        for layer in layers
         if layer.has_factors
-        for factor in (FactorSpec(layer.name, "A", layer.a_dim), FactorSpec(layer.name, "G", layer.g_dim))
+        for factor in (
+            FactorSpec(layer.name, "A", layer.a_dim, layer.a_blocks),
+            FactorSpec(layer.name, "G", layer.g_dim, layer.g_blocks),
+        )
     )
 
 
 def _named(item: str | FactorSpec | None) -> str:
     if isinstance(item, FactorSpec):
-        return f"{item.side} of layer {item.layer!r} with dimension {item.dim}"
+        times = "" if item.blocks == 1 else f"{item.blocks} x "
+        return f"{item.side} of layer {item.layer!r} with dimension {times}{item.dim}"
     return "missing" if item is None else repr(item)
 
 
@@ -201,7 +214,8 @@ def _check_order(factors: Sequence[FactorSpec], layers: Sequence[str]) -> None:
         found = factor and (factor.layer, factor.side)
         if found != place:
             raise ValueError(f"factors must be A0 G0 A1 G1 ... in the order of the layers: at {i} {found}, not {place}")
-        whole(f"dim of factor {factor.side} of layer {factor.layer!r}", factor.dim, 1)
+        for key in ("dim", "blocks"):
+            whole(f"{key} of factor {factor.side} of layer {factor.layer!r}", getattr(factor, key), 1)
 
 
 def _check_message(what: str, message: Message) -> None:

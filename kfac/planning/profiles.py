@@ -20,13 +20,15 @@ class LayerProfile:
 
     Args:
         name: the module's name.
-        a_dim: dimension of factor A (inputs, plus one with a bias); 0 for a layer without factors.
-        g_dim: dimension of factor G (outputs); 0 for a layer without factors.
+        a_dim: dimension of factor A (inputs, plus one with a bias), or of each of its blocks; 0 for a layer without
+            factors.
+        g_dim: dimension of factor G (outputs), or of each of its blocks; 0 for a layer without factors.
         gradient_elements: elements of the gradients that become ready with this layer (its own parameters and those of
             uncovered modules next to it).
         forward_s, backward_s: seconds of the forward and backward pass up to and through this layer since the last one.
         a_statistics_s, g_statistics_s: seconds to compute the statistics of A and G.
         precondition_s: seconds to precondition this layer's gradient.
+        a_blocks, g_blocks: equal diagonal blocks that the factors consist of.
     """
 
     name: str
@@ -38,6 +40,8 @@ class LayerProfile:
     a_statistics_s: float = 0.0
     g_statistics_s: float = 0.0
     precondition_s: float = 0.0
+    a_blocks: int = 1
+    g_blocks: int = 1
 
     def __post_init__(self) -> None:
         what = f"layer {text('a layer name', self.name)!r}"
@@ -45,7 +49,7 @@ class LayerProfile:
             if key.endswith("_s"):
                 object.__setattr__(self, key, number(f"{what}: {key}", value))
             elif key != "name":
-                object.__setattr__(self, key, whole(f"{what}: {key}", value))
+                object.__setattr__(self, key, whole(f"{what}: {key}", value, int(key.endswith("_blocks"))))
         if (self.a_dim == 0) != (self.g_dim == 0):
             raise ValueError(f"{what}: dimensions {self.a_dim} x {self.g_dim} are impossible")
 

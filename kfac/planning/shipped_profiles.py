@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -43,7 +44,7 @@ def load_shipped_model(name: str) -> ModelProfile:
     return ModelProfile.from_dict(_read("model", name))
 
 
-def estimate_model_profile(name: str, layers: Iterable[tuple[str, int, int, int]]) -> ModelProfile:
+def estimate_model_profile(name: str, layers: Iterable[LayerProfile]) -> ModelProfile:
     """A model profile with crude seconds, for planning before anything was measured.
 
     Only the proportions matter to a plan, and these are rough too: every layer is taken as a dense product with
@@ -51,8 +52,7 @@ def estimate_model_profile(name: str, layers: Iterable[tuple[str, int, int, int]
 
     Args:
         name: for people.
-        layers: ``(name, a_dim, g_dim, gradient_elements)`` in execution order; both dimensions are 0 for a layer
-            without factors.
+        layers: their sizes, in execution order; whatever seconds they have are replaced.
     """
 
     def product_s(m: float, k: float, n: float) -> float:
@@ -61,19 +61,16 @@ def estimate_model_profile(name: str, layers: Iterable[tuple[str, int, int, int]
     return ModelProfile(
         name=name,
         layers=tuple(
-            LayerProfile(
-                name=layer,
-                a_dim=a,
-                g_dim=g,
-                gradient_elements=elements,
+            replace(
+                layer,
                 # Each parameter meets every row once forward and twice backward.
-                forward_s=product_s(ESTIMATE_ROWS, elements, 1),
-                backward_s=product_s(ESTIMATE_ROWS, elements, 2),
-                a_statistics_s=product_s(a, ESTIMATE_ROWS, a),
-                g_statistics_s=product_s(g, ESTIMATE_ROWS, g),
-                precondition_s=product_s(g, g, a) + product_s(g, a, a),
+                forward_s=product_s(ESTIMATE_ROWS, layer.gradient_elements, 1),
+                backward_s=product_s(ESTIMATE_ROWS, layer.gradient_elements, 2),
+                a_statistics_s=layer.a_blocks * product_s(layer.a_dim, ESTIMATE_ROWS, layer.a_dim),
+                g_statistics_s=layer.g_blocks * product_s(layer.g_dim, ESTIMATE_ROWS, layer.g_dim),
+                precondition_s=product_s(layer.gradient_elements, layer.g_dim + layer.a_dim, 1),
             )
-            for layer, a, g, elements in layers
+            for layer in layers
         ),
         provenance={
             "kind": "estimated",

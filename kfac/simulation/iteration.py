@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kfac.planning.costs import checked_cost
+from kfac.planning.costs import checked_cost, inverse_dim
 from kfac.planning.plan import Plan
 from kfac.planning.profiles import ClusterProfile, ModelProfile
 from kfac.simulation.events import Task, run_tasks
@@ -134,7 +134,7 @@ class _Graph:
         for i in self.plan.inverse_sequence:
             factor, owner = self.plan.factors[i], self.plan.inverse_owner[i]
             name = f"{factor.side} of {factor.layer}"
-            invert_s = self.inverse(factor.dim)
+            invert_s = self.inverse(inverse_dim(factor.size))
             for rank in self.lanes if owner is None else (owner,):
                 reached[rank] = self._compute("InverseComp", f"invert {name}", invert_s, rank, (step,))
             if owner is not None and self.plan.world_size > 1:

@@ -10,8 +10,11 @@ from torch import nn
 
 
 def factors(model: nn.Module, x: torch.Tensor, y: torch.Tensor, loss_function) -> dict[str, tuple]:
-    """(A, G) per Conv2d and Linear for one batch: A sums over positions, G averages over them."""
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
+    """(A, G) per Conv2d, Linear and GroupNorm for one batch: A sums over positions, G averages over them.
+
+    A norm's A is 1; its G holds the second moments of each sample's gradient of (scale, shift), channel by channel.
+    """
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear, nn.GroupNorm))}
     inputs, outputs = {}, {}
 
     def remember(name):
@@ -31,6 +34,14 @@ def factors(model: nn.Module, x: torch.Tensor, y: torch.Tensor, loss_function) -
     result = {}
     for name, m in layers.items():
         a, g = inputs[name], gradients[name] * samples  # gradient of each sample's own loss
+        if isinstance(m, nn.GroupNorm):
+            grouped = a.reshape(samples, m.num_groups, -1)
+            centred = grouped - grouped.mean(2, keepdim=True)
+            a = (centred / (centred.square().mean(2, keepdim=True) + m.eps).sqrt()).reshape(a.shape)
+            own = torch.stack([(g * a).flatten(2).sum(2), g.flatten(2).sum(2)], 2)  # [samples, channels, 2]
+            blocks = [own[:, c].T @ own[:, c] / samples for c in range(own.shape[1])]
+            result[name] = (torch.ones(1, 1, dtype=a.dtype), torch.block_diag(*blocks))
+            continue
         if isinstance(m, nn.Conv2d):
             a = F.unfold(a, m.kernel_size, m.dilation, m.padding, m.stride).transpose(1, 2)
             g = g.flatten(2).transpose(1, 2)
@@ -76,14 +87,21 @@ class ReferenceKFAC:
         new, product = {}, 0.0
         for name, (a_inverse, g_inverse) in self.inverses.items():
             m = modules[name]
-            gradient = m.weight.grad.flatten(1)
-            if m.bias is not None:
-                gradient = torch.cat([gradient, m.bias.grad[:, None]], 1)
+            if isinstance(m, nn.GroupNorm):
+                gradient = torch.stack([m.weight.grad, m.bias.grad], 1).view(-1, 1)
+            else:
+                gradient = m.weight.grad.flatten(1)
+                if m.bias is not None:
+                    gradient = torch.cat([gradient, m.bias.grad[:, None]], 1)
             new[name] = g_inverse @ gradient @ a_inverse
             product += (new[name] * gradient).sum().item()
         nu = 1.0 if self.kl_clip is None else min(1.0, math.sqrt(self.kl_clip / (self.lr**2 * product)))
         for name, v in new.items():
             m = modules[name]
+            if isinstance(m, nn.GroupNorm):
+                m.weight.grad.copy_(nu * v[0::2, 0])
+                m.bias.grad.copy_(nu * v[1::2, 0])
+                continue
             columns = m.weight[0].numel()
             m.weight.grad.copy_(nu * v[:, :columns].reshape(m.weight.shape))
             if m.bias is not None:

@@ -1,0 +1,70 @@
+"""Factors as equal diagonal blocks, and their products with a gradient.
+
+Every factor is ``blocks`` symmetric matrices ``[blocks, dim, dim]`` on a diagonal: one for most layers, one per group
+for grouped convolutions, one per channel for the affine parameters of a norm, ``[classes, 1, 1]`` for the inputs of an
+embedding, and a few where one matrix would be too wide. A gradient is ``[groups, rows, columns]``: each group has its
+own ``rows / dim`` blocks of G and ``columns / dim`` blocks of A, of which the last may be padded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The shape of a factor.
+
+    Args:
+        groups: groups of the layer.
+        width: rows of the factor of each group, without padding.
+        count: diagonal blocks in all; a multiple of ``groups``.
+        dim: rows of a block.
+    """
+
+    groups: int
+    width: int
+    count: int
+    dim: int
+
+    @classmethod
+    def of(cls, groups: int, width: int, max_dim: int) -> Blocks:
+        """As few equal blocks per group as keep each within ``max_dim``."""
+        dim = math.ceil(width / math.ceil(width / max_dim))
+        return cls(groups, width, groups * math.ceil(width / dim), dim)
+
+    @classmethod
+    def diagonal(cls, width: int) -> Blocks:
+        """Blocks of one element."""
+        return cls(1, width, width, 1)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole factor, without padding."""
+        return self.groups * self.width
+
+
+def multiply_left(blocks: Tensor, matrix: Tensor) -> Tensor:
+    """``blocks @ matrix`` for ``blocks [count, dim, dim]`` and ``matrix [groups, rows, columns]``."""
+    count, dim, _ = blocks.shape
+    groups, rows, columns = matrix.shape
+    if count == groups:
+        # A batch of one is slower than a plain product.
+        return (blocks[0] @ matrix[0])[None] if count == 1 else blocks @ matrix
+    padded = count // groups * dim
+    if padded != rows:
+        matrix = F.pad(matrix, (0, 0, 0, padded - rows))
+    parts = matrix.reshape(count, dim, columns)
+    product = blocks * parts if dim == 1 else blocks @ parts
+    return product.view(groups, padded, columns)[:, :rows]
+
+
+def multiply_right(matrix: Tensor, blocks: Tensor) -> Tensor:
+    """``matrix @ blocks`` for ``matrix [groups, rows, columns]`` and ``blocks [count, dim, dim]``."""
+    if len(blocks) == len(matrix):
+        return (matrix[0] @ blocks[0])[None] if len(blocks) == 1 else matrix @ blocks
+    return multiply_left(blocks.mT, matrix.mT).mT
