@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -53,6 +53,12 @@ def _check(name: str, value: Any, where: str = "") -> None:
             raise ValueError(f"kfac.{name}={value!r}{where} must be a number {bounds}")
     elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"kfac.{name}={value!r}{where} must be a whole number of at least 1")
+
+
+def options_at(configs: Sequence[KFACConfig], name: str, step: int) -> list[Any]:
+    """The value of an option in each of several configurations; a callable is asked once per configuration."""
+    values = {key: config.at(name, step) for key, config in {id(config): config for config in configs}.items()}
+    return [values[id(config)] for config in configs]
 
 
 def _plain(value: Any) -> Any:
@@ -160,7 +166,7 @@ class KFACConfig:
         for pattern, values in self.overrides.items():
             if fnmatch.fnmatchcase(name, pattern):
                 changes.update(values)
-        return replace(self, overrides={}, **changes)
+        return replace(self, overrides={}, **changes) if changes else self
 
     def at(self, name: str, step: int) -> Any:
         """The value of an option that may be a callable, at a step.

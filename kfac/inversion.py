@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kfac.communication import Communicator, Work
+from kfac.config import options_at
 from kfac.curvature.damping import factor_damping
 from kfac.curvature.inverses import damped_inverse
 from kfac.curvature.packing import pack
@@ -31,10 +32,10 @@ def dampings(layers: Sequence[KFACLayer], factors: Sequence[FactorState], step: 
     values = iter(torch.stack(means).tolist() if means else ())
     mean = [next(values) if ok else 0.0 for ok in known]
     result: list[float | None] = []
-    for k, layer in enumerate(layers):
+    values_of_layers = options_at([layer.config for layer in layers], "damping", step)
+    for k, (layer, damping) in enumerate(zip(layers, values_of_layers, strict=True)):
         a, g = 2 * k, 2 * k + 1
-        options = layer.config
-        pair = factor_damping(options.damping_method, options.at("damping", step), mean[a], mean[g])
+        pair = factor_damping(layer.config.damping_method, damping, mean[a], mean[g])
         result += pair if known[a] and known[g] else (None, None)
     return result
 

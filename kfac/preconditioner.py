@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kfac.collection import StatisticsCollector
 from kfac.communication import Communicator, get_communicator
-from kfac.config import KFACConfig
+from kfac.config import KFACConfig, options_at
 from kfac.curvature.fisher import fisher_vectors
 from kfac.curvature.scaling import factor_scale
 from kfac.exchange import FactorExchange, Received
@@ -355,6 +355,7 @@ class KFAC:
                 "step() without any statistics: no layer has seen a forward and a backward pass since the last step(). "
                 "Under torch.compile, make KFAC before the first compiled call"
             )
+        decays = options_at([layer.config for layer in self._ordered], "factor_decay", self.steps)
         world_size, from_identity = self._communicator.world_size, self.config.average_from == "identity"
         with self._recorder.span("FactorComp", "running averages"):
             for i, (total, samples) in received.items():
@@ -363,7 +364,7 @@ class KFAC:
                     continue
                 side, options = self.plan.factors[i].side, self._ordered[i // 2].config
                 scale = factor_scale(options.scaling, side, samples, world_size, options.loss_reduction)
-                self._states[i].update(total, scale, options.at("factor_decay", self.steps), from_identity)
+                self._states[i].update(total, scale, decays[i // 2], from_identity)
         return True
 
     def _refuse(self, fault: str) -> None:

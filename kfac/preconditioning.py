@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from kfac.config import options_at
 from kfac.curvature.inverses import kl_clip_factor, precondition
 from kfac.factors import FactorState
 from kfac.layers import GradientAccess, KFACLayer
@@ -31,14 +32,14 @@ def precondition_gradients(
     """
     preconditioned: list[tuple[KFACLayer, Tensor]] = []
     products: list[Tensor] = []
-    for layer in layers:
+    for layer, lr in zip(layers, options_at([layer.config for layer in layers], "lr", step), strict=True):
         a, g = (side.inverse for side in sides[layer.name])
         gradient = layer.gradient_matrix(access)
         if a is None or g is None or gradient is None:
             continue
         gradient = gradient.to(a.dtype)
         result = precondition(gradient, a, g)
-        products.append((result * gradient).sum() * layer.config.at("lr", step) ** 2)
+        products.append((result * gradient).sum() * lr**2)
         preconditioned.append((layer, result))
     if preconditioned and kl_clip is not None:
         nu = kl_clip_factor(kl_clip, torch.stack(products).sum())

@@ -115,11 +115,21 @@ def _factors(schedule: ScheduleConfig, model: ModelProfile) -> tuple[FactorSpec,
 def _inversions(
     schedule: ScheduleConfig, dims: Sequence[Size], cluster: ClusterProfile
 ) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
-    """Every factor's owner, and the sequence that all ranks walk."""
-    placement = plan_placement(dims, cluster.world_size, cluster, schedule.placement, lbp_rule=schedule.lbp_rule)
+    """Every factor's owner, and the sequence that all ranks walk.
+
+    Diagonal factors are not placed: no rank needs another's reciprocals.
+    """
+    diagonal = [i for i, size in enumerate(dims) if (size if isinstance(size, int) else size[1]) == 1]
+    placed = [i for i in range(len(dims)) if i not in set(diagonal)]
+    sizes = [dims[i] for i in placed]
+    placement = plan_placement(sizes, cluster.world_size, cluster, schedule.placement, lbp_rule=schedule.lbp_rule)
+    owner: list[int | None] = [None] * len(dims)
+    for i, rank in zip(placed, placement.owner, strict=True):
+        owner[i] = rank
     if schedule.inverse_broadcast == "as_ready":
-        return placement.owner, inverse_sequence(placement, dims, cluster)
-    return placement.owner, tuple(range(len(dims)))  # all inversions come first: only the owners matter
+        order = inverse_sequence(placement, sizes, cluster)
+        return tuple(owner), (*diagonal, *(placed[k] for k in order))
+    return tuple(owner), tuple(range(len(dims)))  # all inversions come first: only the owners matter
 
 
 def _fastest(fixed: Mapping[str, Any], model: ModelProfile, cluster: ClusterProfile) -> Plan:

@@ -62,9 +62,13 @@ def test_defaults_are_the_documented_ones():
         "fisher_samples": 1,
         "inverse_method": "cholesky",
         "scaling": "standard",
+        "loss_reduction": "mean",
+        "weight_sharing": "expand",
+        "layers": ("linear", "convolution", "embedding", "norm", "bias"),
         "include": ("*",),
         "exclude": (),
         "max_dim": 8192,
+        "overrides": {},
         "nonfinite": "raise",
     }
 

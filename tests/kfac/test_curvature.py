@@ -27,26 +27,28 @@ def spd(dim: int, seed: int = 0, dtype: torch.dtype = D) -> torch.Tensor:
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 8, 31, 64])
 def test_packing_is_exactly_the_triangle(dim):
-    matrix = spd(dim)
-    packed = torch.empty(packed_elements(dim), dtype=D)
-    pack(matrix, packed)
+    matrices = torch.stack([spd(dim, seed) for seed in range(3)])
+    packed = torch.empty(packed_elements((3, dim)), dtype=D)
+    pack(matrices, packed)
     rows, columns = torch.triu_indices(dim, dim)
-    assert sorted(packed.tolist()) == sorted(matrix[rows, columns].tolist())
-    assert torch.equal(unpack(packed, dim), matrix)
-    assert packed_trace(packed, dim).item() == pytest.approx(matrix.trace().item(), rel=1e-12)
+    for one, part in zip(matrices, packed.chunk(3), strict=True):
+        assert sorted(part.tolist()) == sorted(one[rows, columns].tolist())
+    assert torch.equal(unpack(packed, dim, 3), matrices)
+    trace = sum(one.trace().item() for one in matrices)
+    assert packed_trace(packed, dim, 3).item() == pytest.approx(trace, rel=1e-12)
 
 
 @pytest.mark.parametrize("dim", [4, 5])
 def test_packing_reads_the_upper_triangle_only(dim):
-    matrix = torch.arange(dim * dim, dtype=D).view(dim, dim)
+    matrix = torch.arange(dim * dim, dtype=D).view(1, dim, dim)
     packed = torch.empty(packed_elements(dim), dtype=D)
     pack(matrix, packed)
-    assert torch.equal(unpack(packed, dim), matrix.triu() + matrix.triu(1).T)
+    assert torch.equal(unpack(packed, dim), matrix.triu() + matrix.triu(1).mT)
 
 
 def test_packing_refuses_a_buffer_of_another_size():
-    matrix = torch.zeros(4, 4, dtype=D)
-    with pytest.raises(ValueError, match="has 10 elements"):
+    matrix = torch.zeros(1, 4, 4, dtype=D)
+    with pytest.raises(ValueError, match="have 10 elements"):
         pack(matrix, torch.empty(16, dtype=D))
 
 
@@ -104,7 +106,7 @@ def assert_preconditioned(module, plain, A, G, config):
     gradient = plain["weight"].flatten(1)
     if "bias" in plain:
         gradient = torch.cat([gradient, plain["bias"][:, None]], 1)
-    add_a, add_g = factor_damping("pi", config.damping, A.trace().item(), len(A), G.trace().item(), len(G))
+    add_a, add_g = factor_damping("pi", config.damping, A.trace().item() / len(A), G.trace().item() / len(G))
     result = torch.linalg.solve(G + add_g * torch.eye(len(G), dtype=D), gradient)
     result = torch.linalg.solve(A + add_a * torch.eye(len(A), dtype=D), result.T).T
     nu = min(1.0, math.sqrt(config.kl_clip / (config.lr**2 * (result * gradient).sum().item())))
@@ -187,7 +189,7 @@ def test_pi_damping_ignores_how_scale_is_split_and_plain_damping_does_not():
 
     def result(method: str, scale: float) -> torch.Tensor:
         a, g = A * scale, G / scale
-        add_a, add_g = factor_damping(method, 0.03, a.trace().item(), 4, g.trace().item(), 3)
+        add_a, add_g = factor_damping(method, 0.03, a.trace().item() / 4, g.trace().item() / 3)
         return (
             torch.linalg.inv(g + add_g * torch.eye(3, dtype=D))
             @ gradient
@@ -196,9 +198,9 @@ def test_pi_damping_ignores_how_scale_is_split_and_plain_damping_does_not():
 
     torch.testing.assert_close(result("pi", 100.0), result("pi", 1.0), rtol=1e-9, atol=1e-12)
     assert (result("plain", 100.0) - result("plain", 1.0)).norm() > 0.1 * result("plain", 1.0).norm()
-    a, g = factor_damping("pi", 0.03, A.trace().item(), 4, G.trace().item(), 3)
+    a, g = factor_damping("pi", 0.03, A.trace().item() / 4, G.trace().item() / 3)
     assert a * g == pytest.approx(0.03)
-    assert factor_damping("pi", 0.04, 0.0, 4, 1.0, 3) == (0.2, 0.2)
+    assert factor_damping("pi", 0.04, 0.0, 1.0) == (0.2, 0.2)
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e10])
@@ -206,8 +208,10 @@ def test_inverse_error(condition):
     q, _ = torch.linalg.qr(torch.randn(20, 20, dtype=D, generator=torch.Generator().manual_seed(0)))
     matrix = q @ torch.diag(torch.logspace(0, -math.log10(condition), 20, dtype=D)) @ q.T
     before = matrix.clone()
-    inverse = damped_inverse(matrix, 0.0)
-    assert inverse is not None
+    inverses = damped_inverse(torch.stack([matrix, 2 * matrix]), 0.0)
+    assert inverses is not None
+    torch.testing.assert_close(inverses[1], inverses[0] / 2, rtol=1e-4, atol=0.0)
+    inverse = inverses[0]
     assert (inverse @ matrix - torch.eye(20, dtype=D)).norm() <= 10 * torch.finfo(D).eps * condition * 20
     assert torch.equal(matrix, before), "inverting must not change the factor"
     assert torch.equal(inverse, inverse.T)
@@ -219,25 +223,26 @@ def test_what_fails_in_float32_is_inverted_in_float64():
     damping = 1e-5
     damped = matrix + damping * torch.eye(3)
     assert torch.linalg.cholesky_ex(damped).info.item() != 0
-    inverse = damped_inverse(matrix, damping)
+    inverse = damped_inverse(matrix[None], damping)
     assert inverse is not None
+    (inverse,) = inverse
     expected = torch.linalg.inv(matrix.double() + damping * torch.eye(3, dtype=D))
     torch.testing.assert_close(inverse.double(), expected, rtol=1e-5, atol=1e-2)
 
 
 def test_an_indefinite_factor_has_no_inverse():
-    matrix = -torch.eye(3)
+    matrix = torch.stack([torch.eye(3), -torch.eye(3)])
     assert damped_inverse(matrix.clone(), 0.5) is None
     assert damped_inverse(matrix.clone(), 2.0) is not None
 
 
 def test_kl_clip_bounds_the_predicted_divergence():
     for inner in (1e-6, 1.0, 1e4):
-        nu = kl_clip_factor(1e-3, 0.1, torch.tensor(inner, dtype=D)).item()
+        nu = kl_clip_factor(1e-3, 0.1**2 * torch.tensor(inner, dtype=D)).item()
         assert nu <= 1.0
         assert 0.1**2 * nu**2 * inner <= 1e-3 * (1 + 1e-12)
-    assert kl_clip_factor(1e-3, 0.1, torch.tensor(0.0)).item() == 1.0
-    assert kl_clip_factor(1e-3, 0.1, torch.tensor(1e4)).item() == pytest.approx(math.sqrt(1e-3 / (0.01 * 1e4)))
+    assert kl_clip_factor(1e-3, torch.tensor(0.0)).item() == 1.0
+    assert kl_clip_factor(1e-3, torch.tensor(100.0)).item() == pytest.approx(math.sqrt(1e-3 / (0.01 * 1e4)))
 
 
 def test_one_step_on_linear_least_squares_reaches_the_optimum():

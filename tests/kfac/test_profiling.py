@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kfac.communication import LocalCommunicator, get_communicator
-from kfac.planning import ClusterProfile
+from kfac.planning import ClusterProfile, LayerProfile
 from kfac.profiling import fit_cost, model_profile_from, profile_cluster
 from kfac.timeline import Span, Timeline
 from tests.kfac.ranks import run_ranks
@@ -34,7 +34,10 @@ STEPS = [
     ("FactorComp", "running averages", 20.0),
     ("Precondition", "precondition", 3.0),
 ]
-SIZES = [("fc", 3, 1, 3), ("conv", 3, 1, 5)]
+SIZES = [
+    LayerProfile(name="fc", a_dim=3, g_dim=1, gradient_elements=3),
+    LayerProfile(name="conv", a_dim=3, g_dim=1, gradient_elements=5),
+]
 
 
 def test_seconds_are_attributed_to_the_layer_they_belong_to():

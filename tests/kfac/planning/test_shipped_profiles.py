@@ -1,11 +1,12 @@
 """Shipped profiles load, know where their numbers came from, and estimates scale as products of matrices do."""
 
 import json
+from dataclasses import replace
 from importlib import resources
 
 import pytest
 
-from kfac.planning import ClusterProfile
+from kfac.planning import ClusterProfile, LayerProfile
 from kfac.planning.shipped_profiles import (
     ESTIMATE_FLOP_PER_S,
     ESTIMATE_ROWS,
@@ -49,14 +50,18 @@ def test_unknown_names_list_the_choices(load):
 
 
 def test_estimates_follow_the_dimensions():
-    profile = estimate_model_profile("m", [("a", 10, 4, 40), ("wide", 20, 4, 80), ("norm", 0, 0, 8)])
-    narrow, wide, norm = profile.layers
+    sizes = [("a", 10, 4, 40), ("wide", 20, 4, 80), ("norm", 0, 0, 8)]
+    layers = [LayerProfile(name=n, a_dim=a, g_dim=g, gradient_elements=e) for n, a, g, e in sizes]
+    layers.append(replace(layers[0], name="grouped", a_blocks=3, g_blocks=3))
+    profile = estimate_model_profile("m", layers)
+    narrow, wide, norm, grouped = profile.layers
     unit = 2 * ESTIMATE_ROWS / ESTIMATE_FLOP_PER_S
     assert narrow.a_statistics_s == pytest.approx(unit * 100)
     assert narrow.g_statistics_s == pytest.approx(unit * 16)
     assert narrow.forward_s == pytest.approx(unit * 40)
     assert narrow.backward_s == pytest.approx(2 * narrow.forward_s)
     assert wide.a_statistics_s == pytest.approx(4 * narrow.a_statistics_s)
+    assert grouped.a_statistics_s == pytest.approx(3 * narrow.a_statistics_s)
     assert (norm.a_statistics_s, norm.precondition_s) == (0, 0)
     assert norm.forward_s > 0
     assert profile.provenance["kind"] == "estimated"

@@ -155,7 +155,7 @@ def test_fusion_planner_and_simulator_agree_to_the_last_bit():
 def test_placement_planner_and_simulator_agree_to_the_last_bit():
     dice = random.Random(3)
     for _ in range(12):
-        dims = [dice.randint(1, 30) for _ in range(12)]
+        dims = [dice.randint(2, 30) for _ in range(12)]
         layers = tuple(
             LayerProfile(name=f"l{k}", a_dim=dims[2 * k], g_dim=dims[2 * k + 1], gradient_elements=0) for k in range(6)
         )
