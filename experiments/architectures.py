@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.models import MODEL_NAMES, build_model
+from experiments.models import MODEL_NAMES, TEXT_MODELS, build_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def trace_architecture(model: nn.Module, input_shape: Sequence[int]) -> list[Lay
 
     Args:
         model: on the meta device, or any other (a batch of one is run in evaluation mode there).
-        input_shape: ``(channels, height, width)`` of one sample.
+        input_shape: ``(channels, height, width)`` of one image, or ``(positions,)`` of one text.
     """
     layers: dict[str, LayerArchitecture] = {}
     pending: list[int] = [0]
@@ -96,7 +96,8 @@ def trace_architecture(model: nn.Module, input_shape: Sequence[int]) -> list[Lay
     training = model.training
     try:
         with torch.no_grad():
-            model.eval()(torch.empty(1, *input_shape, device=device))
+            kind = torch.int64 if len(input_shape) == 1 else None  # tokens
+            model.eval()(torch.zeros(1, *input_shape, dtype=kind, device=device))
     finally:
         model.train(training)
         for handle in handles:
@@ -122,8 +123,13 @@ def _trace_layer(name: str, module: nn.Module, output: Tensor) -> LayerArchitect
     )
 
 
-def describe_architecture(name: str, input_shape: Sequence[int] = (3, 224, 224)) -> dict[str, Any]:
-    """The JSON form of a named model's architecture: its parameters and its layers in execution order."""
+def describe_architecture(name: str, input_shape: Sequence[int] | None = None) -> dict[str, Any]:
+    """The JSON form of a named model's architecture: its parameters and its layers in execution order.
+
+    Without ``input_shape`` images are ImageNet's and texts as long as GPT-2's.
+    """
+    if input_shape is None:
+        input_shape = (1024,) if name in TEXT_MODELS else (3, 224, 224)
     with torch.device("meta"):
         model = build_model(name, input_shape=input_shape)
     layers = trace_architecture(model, input_shape)

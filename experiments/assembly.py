@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.config import CommonConfig
-from experiments.data import Batch, Images
+from experiments.data import Batch, Data
 from experiments.devices import choose_device
 from experiments.models import build_model
+from experiments.objectives import Objective, objective_of
 from experiments.ranks import Rank
 from experiments.settings import ConfigError
 from kfac import KFAC
@@ -61,6 +61,7 @@ class Learner:
     optimizer: torch.optim.SGD
     preconditioner: KFAC
     recorder: Recorder
+    objective: Objective
     label_smoothing: float
     accumulation_steps: int
 
@@ -68,40 +69,44 @@ class Learner:
         """One whole distributed iteration.
 
         Args:
-            batch: this rank's images and labels, on its device.
+            batch: this rank's inputs and labels, on its device.
             lr: the optimizer's learning rate.
 
         Returns:
-            this rank's mean loss, and how many images it got right, as tensors that nobody has waited for.
+            this rank's mean loss and the objective's metric, as tensors that nobody has waited for.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         steps = self.accumulation_steps
-        losses, right = [], []
-        for images, labels in zip(batch[0].chunk(steps), batch[1].chunk(steps), strict=True):
+        losses, metrics = [], []
+        for inputs, labels in zip(batch[0].chunk(steps), batch[1].chunk(steps), strict=True):
+            targets = self.objective.targets(inputs, labels)
             with self.recorder.span("FF", "forward"):
-                outputs = self.model(images)
-                loss = F.cross_entropy(outputs, labels, label_smoothing=self.label_smoothing) / steps
-            fisher = self.preconditioner.curvature(outputs, "classification", 1 / steps)
+                outputs = self.model(inputs)
+                loss = self.objective.loss(outputs, targets, self.label_smoothing) / steps
+            known, kind, weight = self.objective.as_known_loss(outputs)
+            fisher = self.preconditioner.curvature(known, kind, weight / steps)
             with self.recorder.span("BP", "backward"), fisher:
                 loss.backward()
             losses.append(loss.detach())
-            right.append((outputs.detach().argmax(1) == labels).sum())
+            metrics.append(self.objective.measure(outputs.detach(), targets) / steps)
         self.preconditioner.step()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return torch.stack(losses).sum(), torch.stack(right).sum()
+        return torch.stack(losses).sum(), torch.stack(metrics).sum()
 
     @torch.no_grad()
     def evaluate(self, batches: Any, site: Site) -> tuple[float, float]:
-        """Loss and accuracy over all ranks' test batches; collective. Each rank uses its own BatchNorm averages."""
+        """Loss and metric over all ranks' test batches; collective. Each rank uses its own BatchNorm averages."""
         totals = torch.zeros(3, dtype=torch.float64)
         self.model.eval()
-        for images, labels in batches:
-            outputs = self.model(images.to(site.device))
-            there = labels.to(site.device)
-            loss = F.cross_entropy(outputs, there, reduction="sum")
-            totals += torch.tensor([float(loss), float((outputs.argmax(1) == there).sum()), len(labels)])
+        for inputs, labels in batches:
+            there = inputs.to(site.device)
+            targets = self.objective.targets(there, labels.to(site.device))
+            outputs = self.model(there)
+            terms = self.objective.terms(targets)
+            loss, metric = self.objective.loss(outputs, targets), self.objective.measure(outputs, targets)
+            totals += torch.tensor([float(loss) * terms, float(metric) * terms, terms], dtype=torch.float64)
         self.model.train()
         totals = sum_over_ranks(totals, site)
         return float(totals[0] / totals[2]), float(totals[1] / totals[2])
@@ -116,7 +121,7 @@ def sum_over_ranks(values: Tensor, site: Site) -> Tensor:
 
 def assemble(
     config: CommonConfig,
-    images: Images,
+    data: Data,
     site: Site,
     *,
     kfac: KFACConfig,
@@ -125,9 +130,8 @@ def assemble(
 ) -> Learner:
     """A learner whose model is a function of the seed, the same on every rank; collective."""
     torch.manual_seed(config.seed)
-    model = build_model(
-        config.model.name, num_classes=images.num_classes, input_shape=images.image_shape, hidden=config.model.hidden
-    ).to(site.device)
+    model = build_model(num_classes=data.num_classes, input_shape=data.input_shape, **asdict(config.model))
+    model.to(site.device)
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=config.optimizer.lr,
@@ -149,7 +153,10 @@ def assemble(
         )
     except ValueError as error:  # as patterns that leave no layer, or another model's profile
         raise ConfigError(textwrap.shorten(f"model={config.model.name}: {error}", 400)) from error
-    return Learner(model, optimizer, preconditioner, recorder, config.label_smoothing, kfac.accumulation_steps)
+    objective = objective_of(config.model.name)
+    return Learner(
+        model, optimizer, preconditioner, recorder, objective, config.label_smoothing, kfac.accumulation_steps
+    )
 
 
 def _check_patterns(name: str, model: nn.Module, kfac: KFACConfig) -> None:

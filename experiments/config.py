@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.data import count_training_images
+from experiments.data import TEXT_DATA, count_training_samples
 from experiments.groups import (
     CheckpointSettings,
     DataSettings,
@@ -21,6 +21,7 @@ from experiments.groups import (
     TimelineSettings,
     TrackingSettings,
 )
+from experiments.models import AUTOENCODER, TEXT_MODELS
 from experiments.settings import ConfigError, at_least, file_name, fits, folder, one_of, read
 from kfac.config import KFACConfig
 from kfac.planning import ClusterProfile, ModelProfile
@@ -66,14 +67,34 @@ class CommonConfig:
         steps = self.kfac_config().accumulation_steps
         if self.batch_size % steps:
             raise ConfigError(f"batch_size={self.batch_size} is not a multiple of kfac.accumulation_steps={steps}")
+        self._check_together()
         # Counting stops where it is certain that the data are enough: a folder of a million images is not walked.
         needed = self.batch_size * self.world_size
-        found = count_training_images(self.data, enough=needed)
+        found = count_training_samples(self.data, enough=needed)
         if found < needed:
             raise ConfigError(
-                f"batch_size={self.batch_size} on world_size={self.world_size} needs {needed} images per iteration, "
+                f"batch_size={self.batch_size} on world_size={self.world_size} needs {needed} samples per iteration, "
                 f"but data={self.data.name} has {found} for training"
             )
+
+    def _check_together(self) -> None:
+        """Raise a ConfigError for a model, data and loss that do not go together."""
+        model, data = self.model, self.data
+        if (model.name in TEXT_MODELS) != (data.name in TEXT_DATA):
+            kind, choices = (
+                ("text", TEXT_DATA) if model.name in TEXT_MODELS else ("images", ("digits", "cifar10", "..."))
+            )
+            raise ConfigError(
+                f"model={model.name} reads {kind}, which data={data.name} is not: data={', '.join(choices)}"
+            )
+        if model.name == "vit" and data.image_size % model.patch_size:
+            raise ConfigError(
+                f"data.image_size={data.image_size} is not a multiple of model.patch_size={model.patch_size}"
+            )
+        if model.name == AUTOENCODER and self.label_smoothing:
+            raise ConfigError(f"label_smoothing={self.label_smoothing:g}: model={AUTOENCODER} has no labels to smooth")
+        if model.name == AUTOENCODER and self.kfac.get("fisher") == "exact":
+            raise ConfigError(f"kfac.fisher=exact is not there for the loss of model={AUTOENCODER}: kfac.fisher=mc")
 
     def kfac_config(self, **changes: Any) -> KFACConfig:
         """The K-FAC options; ``lr`` null means the optimizer's."""

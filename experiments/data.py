@@ -1,4 +1,4 @@
-"""Images to train on: scikit-learn's digits (bundled), CIFAR-10 and image folders (the user gives the path)."""
+"""What to train on: scikit-learn's digits and a text (both bundled), CIFAR-10 and image folders (the user's)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from torch import Tensor
 
 from experiments.settings import ConfigError
 from experiments.sharding import derive_seed
+from experiments.text import TRAIN_CHARACTERS, load_text, samples
 
 if TYPE_CHECKING:
     from experiments.groups import DataSettings
 
 logger = logging.getLogger(__name__)
 
-DATA_NAMES = ("digits", "cifar10", "imagefolder", "imagenet")
+TEXT_DATA = ("text",)
+DATA_NAMES = ("digits", *TEXT_DATA, "cifar10", "imagefolder", "imagenet")
 DIGITS_TRAIN, DIGITS_TEST = 1437, 360
 CIFAR10_TRAIN = 50_000
 CIFAR10_FOLDER = "cifar-10-batches-py"
@@ -28,16 +30,16 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 """As torchvision's."""
 
 Batch = tuple[Tensor, Tensor]
-"""Images ``[batch, 3, size, size]``, normalised, and labels ``[batch]``."""
+"""Images ``[batch, channels, size, size]`` and labels ``[batch]``, or tokens and labels ``[batch, positions]``."""
 Request = tuple[Tensor, int]
-"""Indices of images ``[batch]`` and the seed of their augmentation."""
+"""Indices of samples ``[batch]`` and the seed of their augmentation."""
 
 
-class Images(Protocol):
-    """A data set with a fixed split into training and test images."""
+class Data(Protocol):
+    """A data set with a fixed split into training and test samples."""
 
     num_classes: int
-    image_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     train_size: int
     test_size: int
 
@@ -49,23 +51,22 @@ class Images(Protocol):
 
 
 class TensorImages:
-    """Images that lie in memory as normalised tensors."""
+    """Images that lie in memory as tensors."""
 
     def __init__(self, train: Batch, test: Batch, num_classes: int, augment: bool) -> None:
         self._train, self._test, self._augment = train, test, augment
         self.num_classes = num_classes
-        channels, height, width = train[0].shape[1:]
-        self.image_shape = (channels, height, width)
+        self.input_shape = tuple(train[0].shape[1:])
         self.train_size, self.test_size = len(train[0]), len(test[0])
 
     def training_batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
-        """See :class:`Images`."""
+        """See :class:`Data`."""
         for indices, seed in requests:
             images, labels = self._train[0][indices], self._train[1][indices]
             yield (crop_and_flip(images, seed) if self._augment else images), labels
 
     def test_batches(self, requests: Iterable[Tensor]) -> Iterator[Batch]:
-        """See :class:`Images`."""
+        """See :class:`Data`."""
         for indices in requests:
             yield self._test[0][indices], self._test[1][indices]
 
@@ -92,30 +93,31 @@ def crop_and_flip(images: Tensor, seed: int, padding: int = 4) -> Tensor:
 class FolderImages:
     """Images read from ``train/CLASS/*`` and ``val/CLASS/*`` as they are needed."""
 
-    def __init__(self, path: Path, size: int, augment: bool, workers: int) -> None:
+    def __init__(self, path: Path, size: int, augment: bool, workers: int, raw: bool = False) -> None:
         from torchvision import datasets
         from torchvision.transforms import v2
 
         tail = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-        tail.append(v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))  # ImageNet's, as everybody uses
+        if not raw:
+            tail.append(v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))  # ImageNet's, as everybody uses
         plain = [v2.Resize(round(size * 256 / 224)), v2.CenterCrop(size)]
         random = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
         self._train = datasets.ImageFolder(str(path / "train"), v2.Compose([*(random if augment else plain), *tail]))
         self._test = datasets.ImageFolder(str(path / "val"), v2.Compose([*plain, *tail]))
         self._workers = workers
         self.num_classes = len(self._train.classes)
-        self.image_shape = (3, size, size)
+        self.input_shape: tuple[int, ...] = (3, size, size)
         self.train_size, self.test_size = len(self._train), len(self._test)
         if self.num_classes == 1:
             logger.warning("data.path=%s has one class only: there is nothing to learn", path)
 
     def training_batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
-        """See :class:`Images`."""
+        """See :class:`Data`."""
         keys = ([(int(i), derive_seed(seed, int(i))) for i in indices] for indices, seed in requests)
         return self._read(self._train, keys)
 
     def test_batches(self, requests: Iterable[Tensor]) -> Iterator[Batch]:
-        """See :class:`Images`."""
+        """See :class:`Data`."""
         return self._read(self._test, ([(int(i), 0) for i in indices] for indices in requests))
 
     def _read(self, dataset: Any, keys: Iterable[list[tuple[int, int]]]) -> Iterator[Batch]:
@@ -153,18 +155,29 @@ class _SeededItems(torch.utils.data.Dataset[Any]):
                 raise ConfigError(f"data.path: the image {path} cannot be read: {error}") from None
 
 
-def load_images(settings: DataSettings) -> Images:
-    """The data set of a configuration."""
+def load_data(settings: DataSettings, *, raw: bool = False) -> Data:
+    """The data set of a configuration.
+
+    Args:
+        settings: of the data.
+        raw: images with pixels in [0, 1], for an autoencoder, instead of normalised ones.
+    """
+    if settings.name in TEXT_DATA:
+        return load_text(settings.context)
     if settings.name == "digits":
-        return load_digits(settings.image_size, settings.augment)
+        return load_digits(settings.image_size, settings.augment, raw)
     path = data_path(settings)
     if settings.name == "cifar10":
-        return load_cifar10(path, settings.image_size, settings.augment)
-    return FolderImages(path, settings.image_size, settings.augment, settings.workers)
+        return load_cifar10(path, settings.image_size, settings.augment, raw)
+    return FolderImages(path, settings.image_size, settings.augment, settings.workers, raw)
 
 
-def load_digits(size: int, augment: bool) -> TensorImages:
-    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, resized to ``[3, size, size]``; always the same split."""
+def load_digits(size: int, augment: bool, raw: bool = False) -> TensorImages:
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, resized; always the same split.
+
+    Images are ``[3, size, size]``, three times the same, as models for coloured images want them; ``raw`` ones
+    ``[1, size, size]``.
+    """
     from sklearn.datasets import load_digits as bundled
     from sklearn.model_selection import train_test_split
 
@@ -173,13 +186,15 @@ def load_digits(size: int, augment: bool) -> TensorImages:
         range(len(digits.target)), test_size=DIGITS_TEST, random_state=0, stratify=digits.target
     )
     pixels = torch.from_numpy(digits.images).to(torch.float32)[:, None] / 16
-    images = F.interpolate(pixels, size=(size, size), mode="bilinear", align_corners=False).expand(-1, 3, -1, -1)
-    images = (images - images[train].mean()) / images[train].std()
+    images = F.interpolate(pixels, size=(size, size), mode="bilinear", align_corners=False)
+    if not raw:
+        images = images.expand(-1, 3, -1, -1)
+        images = (images - images[train].mean()) / images[train].std()
     labels = torch.from_numpy(digits.target).to(torch.int64)
     return TensorImages((images[train], labels[train]), (images[test], labels[test]), 10, augment)
 
 
-def load_cifar10(path: Path, size: int, augment: bool) -> TensorImages:
+def load_cifar10(path: Path, size: int, augment: bool, raw: bool = False) -> TensorImages:
     """CIFAR-10 from the folder that holds ``cifar-10-batches-py``, resized where ``size`` is not 32."""
     from torchvision import datasets
 
@@ -194,7 +209,7 @@ def load_cifar10(path: Path, size: int, augment: bool) -> TensorImages:
         images = torch.from_numpy(data.data).permute(0, 3, 1, 2).to(torch.float32) / 255
         if size != images.shape[-1]:
             images = F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False)
-        return (images - mean) / std, torch.tensor(data.targets)
+        return images if raw else (images - mean) / std, torch.tensor(data.targets)
 
     return TensorImages(split(True), split(False), 10, augment)
 
@@ -215,12 +230,14 @@ def data_path(settings: DataSettings) -> Path:
     return path
 
 
-def count_training_images(settings: DataSettings, enough: int) -> int:
-    """Training images that there are, counted at most up to ``enough`` where counting takes long.
+def count_training_samples(settings: DataSettings, enough: int) -> int:
+    """Training samples that there are, counted at most up to ``enough`` where counting takes long.
 
     Raises:
         ConfigError: if the data's folder was not given or lacks what it must hold.
     """
+    if settings.name in TEXT_DATA:
+        return samples(TRAIN_CHARACTERS, settings.context)
     if settings.name == "digits":
         return DIGITS_TRAIN
     path = data_path(settings)

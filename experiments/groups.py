@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.data import DATA_NAMES
-from experiments.models import MODEL_NAMES
+from experiments.models import ACTIVATIONS, AUTOENCODER, MODEL_NAMES, POOLINGS
 from experiments.settings import ConfigError, at_least, file_name, fits, one_of
 from kfac.planning import ScheduleConfig
 from kfac.schedules import AUTO, NAMED_SCHEDULES
@@ -18,31 +18,52 @@ _COSTED_PLACEMENT = ("lbp", "optimized")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Which model; ``hidden`` are the widths of ``mlp``'s hidden layers."""
+    """Which model, and what :func:`experiments.models.build_model` takes for some of them."""
 
     name: str
     hidden: tuple[int, ...] = (128, 128)
+    activation: str = "tanh"
+    depth: int = 4
+    width: int = 128
+    heads: int = 4
+    tied: bool = False
+    patch_size: int = 4
+    pooling: str = "class"
 
     def __post_init__(self) -> None:
         one_of("model.name", self.name, MODEL_NAMES)
+        one_of("model.activation", self.activation, ACTIVATIONS)
+        one_of("model.pooling", self.pooling, POOLINGS)
+        for name in ("depth", "width", "heads", "patch_size"):
+            at_least(f"model.{name}", getattr(self, name), 1, high=1_000_000)
         for width in self.hidden:
             at_least("model.hidden", width, 1, high=1_000_000)
+        if self.width % self.heads:
+            raise ConfigError(f"model.width={self.width} is not a multiple of model.heads={self.heads}")
+        if self.name == AUTOENCODER and not self.hidden:
+            raise ConfigError("model.hidden=[] leaves the autoencoder without a code: model.hidden=[128,64,32,8]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """Which images, square with ``image_size`` pixels, ``augment``-ed in training, read by ``workers`` processes."""
+    """Which images or text.
+
+    Images are square with ``image_size`` pixels, ``augment``-ed in training, read by ``workers`` processes; text comes
+    in samples of ``context`` characters.
+    """
 
     name: str
     path: str | None = None
     image_size: int = 32
     augment: bool = False
     workers: int = 2
+    context: int = 64
 
     def __post_init__(self) -> None:
         one_of("data.name", self.name, DATA_NAMES)
         at_least("data.image_size", self.image_size, 1, high=4096)
         at_least("data.workers", self.workers, 0, high=1024)
+        at_least("data.context", self.context, 1, high=8192)
 
 
 @dataclass(frozen=True, kw_only=True)

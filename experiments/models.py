@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.transformers import GPT, VisionTransformer
+
 TORCHVISION_MODELS = ("resnet18", "resnet50", "resnet152", "densenet201")
 CIFAR_RESNETS = {"resnet20": 3, "resnet32": 5, "resnet56": 9}
 """Blocks per stage of the ResNets for 32x32 images: depth ``6 n + 2``."""
-MODEL_NAMES = ("mlp", *CIFAR_RESNETS, *TORCHVISION_MODELS, "inceptionv4")
+AUTOENCODER = "autoencoder"
+TEXT_MODELS = ("gpt",)
+"""Those whose inputs are tokens."""
+MODEL_NAMES = ("mlp", AUTOENCODER, *CIFAR_RESNETS, *TEXT_MODELS, "vit", *TORCHVISION_MODELS, "inceptionv4")
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
+"""Of the autoencoder."""
+POOLINGS = ("class", "mean")
+"""Of the vision transformer."""
 
 
 class BasicBlock(nn.Module):
@@ -80,33 +90,83 @@ def mlp(inputs: int, hidden: Sequence[int], num_classes: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(inputs, num_classes))
 
 
+def autoencoder(input_shape: Sequence[int], hidden: Sequence[int], activation: str) -> nn.Sequential:
+    """The deep autoencoder of Hinton and Salakhutdinov 2006: fully connected, the decoder mirrors the encoder.
+
+    Outputs are logits of the images' shape. The code is linear, as theirs. Weights are Glorot's (2010), because layers
+    of sigmoids or tanh this deep do not start to learn from torch's smaller ones.
+
+    Args:
+        input_shape: ``(channels, height, width)`` of an image.
+        hidden: widths of the encoder's layers; the last is the code.
+        activation: one of :data:`ACTIVATIONS`.
+    """
+    widths = [torch.Size(input_shape).numel(), *hidden]
+    widths += reversed(widths[:-1])
+    layers: list[nn.Module] = [nn.Flatten()]
+    for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):
+        layer = nn.Linear(inputs, outputs)
+        nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        layers.append(layer)
+        if number not in (len(hidden), len(widths) - 1):
+            layers.append(ACTIVATIONS[activation]())
+    return nn.Sequential(*layers, nn.Unflatten(1, tuple(input_shape)))
+
+
 def build_model(
     name: str,
     *,
     num_classes: int = 1000,
     input_shape: Sequence[int] = (3, 224, 224),
     hidden: Sequence[int] = (128, 128),
+    activation: str = "tanh",
+    depth: int = 4,
+    width: int = 128,
+    heads: int = 4,
+    tied: bool = False,
+    patch_size: int = 4,
+    pooling: str = "class",
 ) -> nn.Module:
     """A freshly initialised model, from torch's global random state.
 
     Args:
         name: one of :data:`MODEL_NAMES`.
-        num_classes: outputs.
-        input_shape: ``(channels, height, width)`` of one image.
-        hidden: widths of the hidden layers of ``mlp``.
+        num_classes: outputs; of ``gpt`` the vocabulary.
+        input_shape: ``(channels, height, width)`` of one image, or ``(positions,)`` of one text.
+        hidden: widths of the hidden layers of ``mlp``, or of the encoder of ``autoencoder``.
+        activation: of ``autoencoder``.
+        depth, width, heads: of ``gpt`` and ``vit``.
+        tied: of ``gpt``.
+        patch_size, pooling: of ``vit``.
 
     Raises:
         ValueError: for an unknown name, or a package that is not installed, naming it.
     """
     if name == "mlp":
-        return mlp(int(torch.Size(input_shape).numel()), hidden, num_classes)
+        return mlp(torch.Size(input_shape).numel(), hidden, num_classes)
+    if name == AUTOENCODER:
+        return autoencoder(input_shape, hidden, activation)
+    if name == "gpt":
+        return GPT(num_classes, input_shape[0], depth=depth, width=width, heads=heads, tied=tied)
+    if name == "vit":
+        return VisionTransformer(
+            input_shape,
+            num_classes,
+            patch_size=patch_size,
+            depth=depth,
+            width=width,
+            heads=heads,
+            pooling=pooling,
+        )
     if name in CIFAR_RESNETS:
         return CifarResNet(CIFAR_RESNETS[name], num_classes, input_shape[0])
-    if name in TORCHVISION_MODELS:
-        import torchvision
+    if name in TORCHVISION_MODELS or name == "inceptionv4":
+        return _from_a_package(name, num_classes)
+    raise ValueError(f"model.name={name!r} is not one of: {', '.join(MODEL_NAMES)}")
 
-        build: Callable[..., nn.Module] = getattr(torchvision.models, name)
-        return build(weights=None, num_classes=num_classes)
+
+def _from_a_package(name: str, num_classes: int) -> nn.Module:
     if name == "inceptionv4":
         try:
             import timm
@@ -114,4 +174,7 @@ def build_model(
             raise ValueError("model.name=inceptionv4 needs timm: pip install 'spdkfac[paper]'") from error
         inception: nn.Module = timm.create_model("inception_v4", num_classes=num_classes)
         return inception
-    raise ValueError(f"model.name={name!r} is not one of: {', '.join(MODEL_NAMES)}")
+    import torchvision
+
+    build: Callable[..., nn.Module] = getattr(torchvision.models, name)
+    return build(weights=None, num_classes=num_classes)

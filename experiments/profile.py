@@ -67,15 +67,17 @@ def run(settings: DictConfig) -> None:
 def run_rank(payload: Mapping[str, Any], rank: Rank) -> None:
     """Measure as one rank; rank 0 writes."""
     from experiments.assembly import Site
-    from experiments.data import load_images
+    from experiments.data import load_data
     from experiments.measure import measure
+    from experiments.objectives import objective_of
     from kfac.communication import shutdown
 
     set_up_logging(rank.rank)
     config, output = ProfileConfig.from_dict(payload["config"]), Path(payload["output"])
     site = Site.enter(config, rank)
     try:
-        model, cluster = measure(config, load_images(config.data), site)
+        data = load_data(config.data, raw=objective_of(config.model.name).raw)
+        model, cluster = measure(config, data, site)
     finally:
         shutdown()
     if rank.rank == 0:

@@ -1,4 +1,4 @@
-"""Which images a rank sees in which iteration: a pure function of seed and iteration, so that resuming is exact."""
+"""Which samples a rank sees in which iteration: a pure function of seed and iteration, so that resuming is exact."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def _permutation(size: int, seed: int, epoch: int) -> Tensor:
 class Shards:
     """Every epoch is a new permutation, cut into global batches, each cut into one batch for each rank.
 
-    The images of a global batch depend on ``batch_size * world_size`` only, not on how it is split: two ranks with 16
-    images see what one rank with 32 sees. Images that do not fill a last global batch are left out of the epoch.
+    The samples of a global batch depend on ``batch_size * world_size`` only, not on how it is split: two ranks with 16
+    samples see what one rank with 32 sees. Images that do not fill a last global batch are left out of the epoch.
 
     Args:
-        size: number of training images.
-        batch_size: images per rank and iteration.
+        size: number of training samples.
+        batch_size: samples per rank and iteration.
         rank, world_size: of this process.
         seed: of the permutations.
     """
@@ -47,7 +47,7 @@ class Shards:
         return self.size // (self.batch_size * self.world_size)
 
     def indices(self, iteration: int) -> Tensor:
-        """The images of this rank in an iteration (counted from 0 over all epochs), ``[batch_size]``."""
+        """The samples of this rank in an iteration (counted from 0 over all epochs), ``[batch_size]``."""
         epoch, step = divmod(iteration, self.iterations_per_epoch)
         start = (step * self.world_size + self.rank) * self.batch_size
         return _permutation(self.size, self.seed, epoch)[start : start + self.batch_size]

@@ -13,6 +13,9 @@ from kfac.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
+METRICS = ("accuracy", "squared_error")
+"""Of the objectives."""
+
 
 def summarise(record: RunRecord, warmup: int, timelines: Mapping[int, Timeline] | None = None) -> dict[str, Any]:
     """The content of ``summary.json``.
@@ -37,8 +40,14 @@ def summarise(record: RunRecord, warmup: int, timelines: Mapping[int, Timeline] 
         "recorded_iterations": list(timelines),
         "train_loss": trained[-1].get("loss") if trained else None,
         "eval_loss": last.get("loss"),
-        "eval_accuracy": last.get("accuracy"),
+        "eval_accuracy": None,  # of a model that classifies
+        **{f"eval_{name}": last[name] for name in METRICS if name in last},
     }
+
+
+def describe_metric(name: str, value: float) -> str:
+    """A metric in words."""
+    return f"accuracy {100 * value:.1f} %" if name == "accuracy" else f"{name.replace('_', ' ')} {value:.4f}"
 
 
 def merged_timelines(record: RunRecord) -> dict[int, Timeline]:

@@ -192,10 +192,14 @@ def end(record: RunRecord, status: str) -> None:
 
 
 def describe(summary: Mapping[str, Any]) -> str:
-    """A summary in a few lines: accuracy, seconds per iteration, and where they go."""
+    """A summary in a few lines: loss and metric, seconds per iteration, and where they go."""
+    from experiments.summary import METRICS, describe_metric
+
     lines = []
-    if summary["eval_accuracy"] is not None:
-        lines.append(f"test loss {summary['eval_loss']:.4f}, accuracy {100 * summary['eval_accuracy']:.1f} %")
+    found = {name: summary.get(f"eval_{name}") for name in METRICS}
+    metrics = [describe_metric(name, value) for name, value in found.items() if value is not None]
+    if metrics:
+        lines.append(", ".join([f"test loss {summary['eval_loss']:.4f}", *metrics]))
     times = summary["iteration_s"]
     if times:
         spread = f"(quartiles {1e3 * times['q25']:.1f} to {1e3 * times['q75']:.1f})"

@@ -15,13 +15,14 @@ from experiments.assembly import Learner, Site, assemble, sum_over_ranks
 from experiments.checkpoints import Checkpoints, save_tensors
 from experiments.clock import IterationClock
 from experiments.config import TrainConfig
-from experiments.data import Batch, load_images
+from experiments.data import Batch, load_data
 from experiments.learning_rate import learning_rate
 from experiments.measure import measure
+from experiments.objectives import objective_of
 from experiments.ranks import Rank, StopRequest
 from experiments.records import FAILED, FINISHED, INTERRUPTED, RunRecord
 from experiments.sharding import Shards, derive_seed
-from experiments.summary import merged_timelines, render_timelines, summarise
+from experiments.summary import describe_metric, merged_timelines, render_timelines, summarise
 from experiments.tracking import NoTracker, Tracker, open_tracker
 from kfac.communication import shutdown
 from kfac.planning import ClusterProfile, ModelProfile
@@ -81,9 +82,10 @@ class Training:
     def __init__(self, config: TrainConfig, record: RunRecord, site: Site, stop: StopRequest) -> None:
         self.config, self.record, self.site, self.stop = config, record, site, stop
         self.rank, self.world_size = site.communicator.rank, site.communicator.world_size
-        self.images = load_images(config.data)
+        self.objective = objective_of(config.model.name)
+        self.data = load_data(config.data, raw=self.objective.raw)
         self.shards = Shards(
-            size=self.images.train_size,
+            size=self.data.train_size,
             batch_size=config.batch_size,
             rank=self.rank,
             world_size=self.world_size,
@@ -123,7 +125,7 @@ class Training:
         if config.kfac.get("lr") is None:
             kfac = config.kfac_config(lr=self._learning_rate)
         schedule = config.schedule.value
-        learner = assemble(config, self.images, self.site, kfac=kfac, schedule=schedule, profiles=profiles)
+        learner = assemble(config, self.data, self.site, kfac=kfac, schedule=schedule, profiles=profiles)
         if self.rank == 0:
             if learner.preconditioner.plan.schedule.curvature:
                 logger.info("%s", learner.preconditioner.summary())
@@ -143,7 +145,7 @@ class Training:
             return ModelProfile.from_dict(saved[0]), ClusterProfile.from_dict(saved[1])
         if self.rank == 0:
             logger.info("measuring this machine")
-        measured_model, cluster = measure(self.config, self.images, self.site)
+        measured_model, cluster = measure(self.config, self.data, self.site)
         return model or measured_model, cluster
 
     def _saved_profiles(self) -> tuple[Any, Any] | None:
@@ -190,7 +192,7 @@ class Training:
     def _batches(self, start: int) -> Iterator[Batch]:
         seed = self.config.seed
         numbers = range(start, self.iterations)
-        return self.images.training_batches(
+        return self.data.training_batches(
             (self.shards.indices(i), derive_seed(seed, "augment", i, self.rank)) for i in numbers
         )
 
@@ -225,13 +227,13 @@ class Training:
         if records:
             self.site.communicator.barrier()
         self.clock.begin()
-        images, labels = next(batches)
-        batch = images.to(self.site.device), labels.to(self.site.device)
+        inputs, labels = next(batches)
+        batch = inputs.to(self.site.device), labels.to(self.site.device)
         if records:
             recorder.start()
-        loss, right = self.learner.step(batch, lr)
+        loss, metric = self.learner.step(batch, lr)
         self.clock.end()
-        self.pending.append((iteration, lr, loss, right))
+        self.pending.append((iteration, lr, loss, metric))
         if records:
             path = self.record.timeline_path(iteration, self.rank)
             path.parent.mkdir(exist_ok=True)
@@ -242,30 +244,29 @@ class Training:
         """Average and log the iterations since the last report; whether some rank was asked to stop. Collective."""
         pending, self.pending = self.pending, []
         seconds = self.clock.drain()
-        numbers = torch.stack([torch.stack((loss.double(), right.double())) for _, _, loss, right in pending]).cpu()
+        numbers = torch.stack([torch.stack((loss.double(), metric.double())) for _, _, loss, metric in pending]).cpu()
         asked = torch.tensor([[float(self.stop.asked), 0.0]], dtype=torch.float64)
         *averages, total = sum_over_ranks(torch.cat((numbers, asked)), self.site).div(self.world_size).tolist()
         stopping = bool(total[0] > 0)
         if self.rank == 0:
-            for (iteration, lr, _, _), (loss, right), iteration_s in zip(pending, averages, seconds, strict=True):
-                accuracy = right / self.config.batch_size
+            for (iteration, lr, _, _), (loss, metric), iteration_s in zip(pending, averages, seconds, strict=True):
                 row = {"kind": "train", "iter": iteration, "epoch": self._epoch(iteration + 1), "loss": loss}
-                self._log({**row, "accuracy": accuracy, "lr": lr, "iteration_s": iteration_s})
+                self._log({**row, self.objective.metric: metric, "lr": lr, "iteration_s": iteration_s})
             self._progress(done, averages, seconds, stopping)
         return stopping
 
     def _progress(self, done: int, averages: list[list[float]], seconds: list[float], stopping: bool) -> None:
         loss = statistics.fmean(loss for loss, _ in averages)
-        accuracy = statistics.fmean(right for _, right in averages) / self.config.batch_size
+        metric = statistics.fmean(metric for _, metric in averages)
         passed_s = time.perf_counter() - self.started_s
         left_s = passed_s / (done - self.first) * (self.iterations - done)
         logger.info(
-            "iteration %d/%d  epoch %.2f  loss %.4f  accuracy %.1f %%  %.1f ms  %.2f it/s  %s",
+            "iteration %d/%d  epoch %.2f  loss %.4f  %s  %.1f ms  %.2f it/s  %s",
             done,
             self.iterations,
             self._epoch(done),
             loss,
-            100 * accuracy,
+            describe_metric(self.objective.metric, metric),
             1e3 * statistics.median(seconds),
             (done - self.first) / passed_s,
             "asked to stop" if stopping else f"ETA {int(left_s // 60)}:{int(left_s % 60):02d}",
@@ -274,14 +275,14 @@ class Training:
     def _evaluate(self, done: int) -> None:
         size, indices = (
             self.config.evaluation.batch_size,
-            torch.arange(self.rank, self.images.test_size, self.world_size),
+            torch.arange(self.rank, self.data.test_size, self.world_size),
         )
-        batches = self.images.test_batches(indices.split(size))
-        loss, accuracy = self.learner.evaluate(batches, self.site)
+        batches = self.data.test_batches(indices.split(size))
+        loss, metric = self.learner.evaluate(batches, self.site)
         if self.rank == 0:
-            epoch = self._epoch(done)
-            self._log({"kind": "eval", "iter": done - 1, "epoch": epoch, "loss": loss, "accuracy": accuracy})
-            logger.info("test after %d iterations: loss %.4f  accuracy %.1f %%", done, loss, 100 * accuracy)
+            name, epoch = self.objective.metric, self._epoch(done)
+            self._log({"kind": "eval", "iter": done - 1, "epoch": epoch, "loss": loss, name: metric})
+            logger.info("test after %d iterations: loss %.4f  %s", done, loss, describe_metric(name, metric))
 
     def _save(self, done: int) -> None:
         self.record.sync()

@@ -75,5 +75,5 @@ def test_cifar_resnets_have_the_published_sizes():
 
 
 def test_unknown_model_names_the_choices():
-    with pytest.raises(ValueError, match=r"model.name='resnet19' is not one of: mlp, resnet20"):
+    with pytest.raises(ValueError, match=r"model.name='resnet19' is not one of: mlp, autoencoder, resnet20"):
         build_model("resnet19")

@@ -56,7 +56,7 @@ def test_ablations_are_overrides_and_show_in_the_label():
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["model=resnet19"], "model=resnet19 is not one of: densenet201, inceptionv4, mlp, resnet152"),
+        (["model=resnet19"], "model=resnet19 is not one of: autoencoder, densenet201, gpt, inceptionv4"),
         (["schedule=spd"], "schedule=spd is not one of: auto, dkfac, kfac, mpdkfac, sgd, spdkfac"),
         (
             ["schedule.pipeline=none"],
@@ -78,13 +78,25 @@ def test_ablations_are_overrides_and_show_in_the_label():
         (["world_size=1.5"], "world_size=1.5 is not a whole number"),
         (
             ["batch_size=1438"],
-            "batch_size=1438 on world_size=1 needs 1438 images per iteration, but data=digits has 1437",
+            "batch_size=1438 on world_size=1 needs 1438 samples per iteration, but data=digits has 1437",
         ),
-        (["batch_size=800", "world_size=2"], "batch_size=800 on world_size=2 needs 1600 images"),
+        (["batch_size=800", "world_size=2"], "batch_size=800 on world_size=2 needs 1600 samples"),
         (
             ["batch_size=30", "kfac.accumulation_steps=4"],
             "batch_size=30 is not a multiple of kfac.accumulation_steps=4",
         ),
+        (["model=gpt"], "model=gpt reads text, which data=digits is not: data=text"),
+        (["data=text"], "model=resnet20 reads images, which data=text is not: data=digits"),
+        (["model=gpt", "data=text", "model.heads=3"], "model.width=128 is not a multiple of model.heads=3"),
+        (["model=vit", "data.image_size=30"], "data.image_size=30 is not a multiple of model.patch_size=4"),
+        (["model=vit", "model.pooling=max"], "model.pooling=max is not one of: class, mean"),
+        (["model=autoencoder", "model.hidden=[]"], "model.hidden=[] leaves the autoencoder without a code"),
+        (["model=autoencoder", "label_smoothing=0.1"], "label_smoothing=0.1: model=autoencoder has no labels"),
+        (
+            ["model=autoencoder", "kfac.fisher=exact"],
+            "kfac.fisher=exact is not there for the loss of model=autoencoder",
+        ),
+        (["model=gpt", "data=text", "batch_size=5000"], "needs 5000 samples per iteration, but data=text has 4918"),
         (["schedule=kfac", "world_size=2"], "schedule=kfac runs on one process, not on world_size=2"),
         (["epochs=null"], "epochs and iterations are both null"),
         (["iterations=0"], "iterations=0 must be at least 1"),

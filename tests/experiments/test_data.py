@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits as bundled
 
-from experiments.data import count_training_images, crop_and_flip, load_images
+from experiments.data import count_training_samples, crop_and_flip, load_data
 from experiments.groups import DataSettings
 from experiments.settings import ConfigError
 from experiments.sharding import Shards, derive_seed
@@ -48,9 +48,9 @@ def test_derived_seeds_differ():
 
 
 def test_digits_are_the_bundled_images():
-    images = load_images(DataSettings(name="digits", image_size=8))
+    images = load_data(DataSettings(name="digits", image_size=8))
     assert (images.train_size, images.test_size, images.num_classes) == (1437, 360, 10)
-    assert images.image_shape == (3, 8, 8)
+    assert images.input_shape == (3, 8, 8)
     train, labels = next(iter(images.training_batches([(torch.arange(1437), 0)])))
     test, test_labels = next(iter(images.test_batches([torch.arange(360)])))
     assert train.mean().abs() < 1e-4
@@ -67,10 +67,22 @@ def test_digits_are_the_bundled_images():
 
 
 def test_digits_resized():
-    images = load_images(DataSettings(name="digits", image_size=32))
+    images = load_data(DataSettings(name="digits", image_size=32))
     batch, _ = next(iter(images.training_batches([(torch.arange(4), 0)])))
     assert batch.shape == (4, 3, 32, 32)
     assert torch.equal(batch[:, 0], batch[:, 2])
+
+
+def test_raw_digits_are_the_bundled_pixels_in_one_channel():
+    train, normalised = (load_data(DataSettings(name="digits", image_size=8), raw=raw) for raw in (True, False))
+    assert train.input_shape == (1, 8, 8)
+    (images, labels), (others, same) = (
+        next(iter(d.training_batches([(torch.arange(99), 0)]))) for d in (train, normalised)
+    )
+    assert torch.equal(labels, same)
+    assert torch.equal((images * 16).round(), images * 16)
+    scale = (others[:, :1].max() - others.min()) / images.max()
+    assert torch.allclose(others[:, :1], others.min() + scale * images, atol=1e-5)
 
 
 def test_crop_and_flip_by_hand():
@@ -96,8 +108,8 @@ def test_cifar10_from_its_files(tmp_path, monkeypatch):
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
     monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-    images = load_images(DataSettings(name="cifar10", path=str(tmp_path)))
-    assert (images.train_size, images.test_size, images.image_shape) == (20, 4, (3, 32, 32))
+    images = load_data(DataSettings(name="cifar10", path=str(tmp_path)))
+    assert (images.train_size, images.test_size, images.input_shape) == (20, 4, (3, 32, 32))
     batch, labels = next(iter(images.test_batches([torch.tensor([3])])))
     raw = pickle.loads((folder / "test_batch").read_bytes())["data"][3].reshape(3, 32, 32) / 255
     expected = (raw[1] - 0.4822) / 0.2435  # green
@@ -121,7 +133,7 @@ def folders(tmp_path):
 def test_folders_are_read_the_same_whoever_reads(folders, workers):
     def read(workers, requests):
         settings = DataSettings(name="imagefolder", path=str(folders), image_size=16, augment=True, workers=workers)
-        return list(load_images(settings).training_batches(requests))
+        return list(load_data(settings).training_batches(requests))
 
     requests = [(torch.tensor([0, 7, 11]), 5), (torch.tensor([3, 4, 5]), 6)]
     alone = read(0, requests)
@@ -136,17 +148,17 @@ def test_folders_are_read_the_same_whoever_reads(folders, workers):
 
 def test_counting_stops_when_it_is_enough(folders):
     settings = DataSettings(name="imagenet", path=str(folders))
-    assert count_training_images(settings, enough=100) == 12
-    assert count_training_images(settings, enough=5) == 5
+    assert count_training_samples(settings, enough=100) == 12
+    assert count_training_samples(settings, enough=5) == 5
     (folders / "train" / "cat" / "notes.txt").write_text("no image")
-    assert count_training_images(settings, enough=100) == 12
+    assert count_training_samples(settings, enough=100) == 12
 
 
 def test_missing_data_name_what_is_missing(tmp_path):
     with pytest.raises(ConfigError, match="has no folder train"):
-        count_training_images(DataSettings(name="imagenet", path=str(tmp_path)), 1)
+        count_training_samples(DataSettings(name="imagenet", path=str(tmp_path)), 1)
     with pytest.raises(ConfigError, match=r"needs data\.path=FOLDER, a folder that holds train and val"):
-        count_training_images(DataSettings(name="imagefolder"), 1)
+        count_training_samples(DataSettings(name="imagefolder"), 1)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +172,10 @@ def test_missing_data_name_what_is_missing(tmp_path):
 )
 def test_impossible_folders_are_found_before_training(folders, change, words):
     settings = DataSettings(name="imagefolder", path=str(folders))
-    assert count_training_images(settings, 100) == 12
+    assert count_training_samples(settings, 100) == 12
     change(folders)
     with pytest.raises(ConfigError, match=words):
-        count_training_images(settings, 100)
+        count_training_samples(settings, 100)
 
 
 @pytest.mark.parametrize(("workers", "damage"), [(0, "cut"), (0, "no image"), (1, "cut")])
@@ -171,7 +183,7 @@ def test_a_damaged_image_is_named(folders, workers, damage):
     path = folders / "train" / "dog" / "3.png"
     path.write_bytes(path.read_bytes()[:60] if damage == "cut" else b"GIF")
     settings = DataSettings(name="imagefolder", path=str(folders), image_size=16, workers=workers)
-    batches = load_images(settings).training_batches([(torch.tensor([9]), 0)])
+    batches = load_data(settings).training_batches([(torch.tensor([9]), 0)])
     with pytest.raises(ConfigError) as caught:
         next(batches)
     assert str(caught.value).startswith(f"data.path: the image {path} cannot be read: ")
@@ -181,5 +193,5 @@ def test_a_damaged_image_is_named(folders, workers, damage):
 def test_one_class_is_warned_of(folders, caplog):
     for split in ("train", "val"):
         shutil.rmtree(folders / split / "dog")
-    load_images(DataSettings(name="imagefolder", path=str(folders), image_size=16))
+    load_data(DataSettings(name="imagefolder", path=str(folders), image_size=16))
     assert "has one class only" in caplog.text

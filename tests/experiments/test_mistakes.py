@@ -90,7 +90,7 @@ def test_special_characters_are_to_be_quoted(override):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["model=null"], "model=null is not one of: densenet201"),
+        (["model=null"], "model=null is not one of: autoencoder"),
         (["hydra/launcher=slurm"], "hydra/launcher=slurm starts sweeps: add -m"),
         (["kfac.exclude=[nothing.*]"], "kfac.exclude: no module of model=mlp matches 'nothing.*'"),
         (["kfac.max_dim=1"], "model=mlp: K-FAC finds no layer to precondition"),

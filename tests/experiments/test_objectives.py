@@ -1,0 +1,127 @@
+"""Losses, metrics and the form in which K-FAC knows them, against their definitions; runs that use them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from experiments.data import load_data
+from experiments.groups import DataSettings
+from experiments.models import build_model
+from experiments.objectives import Classification, Reconstruction, objective_of
+from experiments.records import find_records
+from kfac.curvature.fisher import fisher_vectors
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def test_classification_counts_every_position():
+    logits, labels = torch.randn(3, 5, 4), torch.randint(0, 5, (3, 4))
+    objective = objective_of("gpt")
+    rows = logits.movedim(1, 2).reshape(12, 5)
+    picked = rows.log_softmax(1)[torch.arange(12), labels.flatten()]
+    assert objective.loss(logits, labels).item() == pytest.approx(-picked.mean().item(), rel=1e-6)
+    right = sum(int(row.argmax()) == int(label) for row, label in zip(rows, labels.flatten(), strict=True))
+    assert objective.measure(logits, labels).item() == pytest.approx(right / 12)
+    assert objective.terms(labels) == 12
+
+
+def test_reconstruction_is_the_bernoulli_likelihood_of_an_image():
+    z, x = torch.randn(3, 1, 2, 2, dtype=torch.float64), torch.rand(3, 1, 2, 2, dtype=torch.float64)
+    p = 1 / (1 + (-z).exp())
+    expected = -(x * p.log() + (1 - x) * (1 - p).log()).sum() / 3
+    objective = objective_of("autoencoder")
+    assert objective.loss(z, x).item() == pytest.approx(expected.item(), rel=1e-12)
+    assert objective.measure(z, x).item() == pytest.approx(((p - x) ** 2).sum().item() / 3, rel=1e-12)
+    assert objective.targets(x, torch.tensor([1, 2, 3])) is x
+    assert objective.terms(x) == 3
+
+
+def test_reconstruction_as_a_classification_into_two_has_the_same_loss_and_gradient():
+    z = torch.randn(3, 1, 2, 2, dtype=torch.float64, requires_grad=True)
+    x = torch.rand(3, 1, 2, 2, dtype=torch.float64)
+    logits, kind, weight = Reconstruction().as_known_loss(z)
+    assert kind == "classification"
+    same = weight * F.cross_entropy(logits, torch.stack((1 - x, x), 1))
+    ours = Reconstruction().loss(z, x)
+    assert same.item() == pytest.approx(ours.item(), rel=1e-12)
+    assert torch.allclose(*(torch.autograd.grad(loss, z)[0] for loss in (same, ours)), atol=1e-14)
+
+
+def test_sampled_vectors_of_a_reconstruction_have_its_hessian():
+    """Of an image's summed Bernoulli losses it is diag(p (1 - p)), and nothing beside the diagonal."""
+    z = torch.tensor([[0.3, -1.2, 2.0]], dtype=torch.float64, requires_grad=True)
+    logits, kind, weight = Reconstruction().as_known_loss(z)
+    count = 20_000
+    total = torch.zeros(3, 3, dtype=torch.float64)
+    for vector in fisher_vectors(logits, kind, count):
+        (s,) = torch.autograd.grad(logits, z, vector * weight, retain_graph=True)
+        total += s.T @ s
+    p = z.detach().sigmoid().flatten()
+    assert torch.allclose(total, torch.diag(p * (1 - p)), atol=0.01)
+
+
+def test_evaluation_weighs_batches_by_their_terms():
+    """Uneven batches: the mean over all samples, not over the batches."""
+    from experiments.assembly import Learner, Site
+    from kfac.communication import get_communicator
+
+    model = build_model("autoencoder", input_shape=(1, 8, 8), hidden=(4,))
+    data = load_data(DataSettings(name="digits", image_size=8), raw=True)
+    learner = Learner(model, None, None, None, Reconstruction(), 0.0, 1)
+    site = Site(torch.device("cpu"), get_communicator())
+    everything = torch.arange(360)
+    parts = learner.evaluate(data.test_batches([everything[:7], everything[7:]]), site)
+    assert parts == pytest.approx(learner.evaluate(data.test_batches([everything]), site), rel=1e-5)
+
+
+SMALL_TRANSFORMER = ("model.depth=1", "model.width=16", "model.heads=2")
+RUNS = {
+    "gpt": ("data=text", "data.context=16", *SMALL_TRANSFORMER, "model.tied=true", "schedule=sgd,spdkfac"),
+    "vit": ("data=digits", "data.image_size=8", *SMALL_TRANSFORMER, "model.pooling=mean", "schedule=spdkfac"),
+    "autoencoder": (
+        "data=digits",
+        "data.image_size=8",
+        "model.hidden=[16,4]",
+        "kfac.fisher=mc",
+        "schedule=sgd,spdkfac",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"), [("gpt", "accuracy"), ("vit", "accuracy"), ("autoencoder", "squared_error")]
+)
+def test_models_train_and_the_record_says_how_well(command, tmp_path, name, metric):
+    """They learn, and the recorded evaluation is that of the model that was saved."""
+    lr = 0.1 if name == "vit" else 0.03
+    common = ("tracking=none", "cluster=default", "iterations=30", f"optimizer.lr={lr}", "timeline.count=0")
+    command("train", "-m", f"model={name}", *RUNS[name], *common)
+    records = find_records(tmp_path)
+    assert {record.head["schedule"] for record in records} == set(RUNS[name][-1].partition("=")[2].split(","))
+    for record in records:
+        rows, settings = record.rows(), record.read("config.json")
+        assert all(metric in row for row in rows)
+        assert {"accuracy", "squared_error"} & rows[-1].keys() == {metric}
+        trained = [row["loss"] for row in rows if row["kind"] == "train"]
+        assert sum(trained[-5:]) < 0.99 * sum(trained[:5])
+        data = load_data(DataSettings(**settings["data"]), raw=name == "autoencoder")
+        model = build_model(num_classes=data.num_classes, input_shape=data.input_shape, **settings["model"]).eval()
+        model.load_state_dict(torch.load(record.path / "model.pt", weights_only=True))
+        inputs, labels = next(iter(data.test_batches([torch.arange(data.test_size)])))
+        with torch.no_grad():
+            outputs = model(inputs)
+        if name == "autoencoder":
+            expected = F.binary_cross_entropy(outputs.sigmoid(), inputs, reduction="sum") / len(inputs)
+        else:
+            expected = F.cross_entropy(outputs, labels)
+            assert rows[-1]["accuracy"] == pytest.approx((outputs.argmax(1) == labels).double().mean().item(), abs=1e-3)
+        assert rows[-1]["loss"] == pytest.approx(expected.item(), rel=1e-4)
+        assert record.read("summary.json")[f"eval_{metric}"] == rows[-1][metric]
+
+
+def test_objectives_of_models():
+    assert isinstance(objective_of("resnet20"), Classification)
+    assert isinstance(objective_of("autoencoder"), Reconstruction)
