@@ -14,12 +14,13 @@ from kfac.curvature.scaling import SCALINGS
 CHOICES: dict[str, tuple[str, ...]] = {
     "damping_method": DAMPING_METHODS,
     "average_from": ("zero", "identity"),
-    "inverse_method": ("cholesky",),
+    "inverse_method": ("cholesky", "eigh", "ekfac"),
     "fisher": ("empirical", "mc", "exact"),
     "scaling": SCALINGS,
     "weight_sharing": ("expand", "reduce"),
     "loss_reduction": ("mean", "sum"),
     "nonfinite": ("raise", "skip"),
+    "damping_adaptation": ("none", "levenberg_marquardt"),
 }
 """The values of every option that has a fixed set of them."""
 
@@ -40,7 +41,7 @@ _NUMBERS: dict[str, tuple[float, bool, float]] = {
     "kl_clip": (0.0, True, math.inf),
 }
 """Lower bound, whether it is excluded, and excluded upper bound."""
-_COUNTS = ("factor_interval", "inverse_interval", "accumulation_steps", "fisher_samples", "max_dim")
+_COUNTS = ("factor_interval", "inverse_interval", "accumulation_steps", "fisher_samples", "max_dim", "damping_interval")
 
 
 def _check(name: str, value: Any, where: str = "") -> None:
@@ -77,7 +78,8 @@ class KFACConfig:
     Args:
         lr: the optimizer's current learning rate; only the KL clip uses it.
         damping: the damping lambda.
-        damping_method: ``pi`` (factored Tikhonov) or ``plain`` (lambda on each factor).
+        damping_method: ``pi`` (factored Tikhonov), ``plain`` (lambda on each factor) or ``exact`` (lambda on the
+            eigenvalues of ``A x G``; needs eigenvectors).
         factor_decay: rho of the running average ``M <- rho M + (1 - rho) S``.
         average_from: ``zero``: start at zero and use ``M / (1 - rho^t)``; ``identity``: start at I (the paper's code).
         kl_clip: kappa of the KL clip, or None for no clip.
@@ -86,7 +88,10 @@ class KFACConfig:
         fisher: ``empirical``: from the gradients of the actual loss (the paper's, and free). ``mc``: from labels
             sampled from the model, ``exact``: the generalised Gauss-Newton; both need :meth:`kfac.KFAC.curvature`.
         fisher_samples: sampled labels per input of ``mc``; each costs a backward pass.
-        inverse_method: ``cholesky``.
+        inverse_method: ``cholesky``; ``eigh``: eigendecompositions; ``ekfac``: these, with eigenvalues corrected by the
+            per-sample gradients of the steps between two inversions (George et al. 2018).
+        damping_adaptation: ``none``, or ``levenberg_marquardt``: every ``damping_interval`` steps the damping is scaled
+            by how well the quadratic model predicted the loss, see :meth:`kfac.KFAC.adapt_damping`.
         scaling: how statistics become factors, see :mod:`kfac.curvature.scaling`.
         loss_reduction: whether the loss is the ``mean`` or the ``sum`` over its terms.
         weight_sharing: for weights that are applied at several positions of a sample (pixels, tokens): ``expand``:
@@ -115,6 +120,8 @@ class KFACConfig:
     fisher: str = "empirical"
     fisher_samples: int = 1
     inverse_method: str = "cholesky"
+    damping_adaptation: str = "none"
+    damping_interval: int = 5
     scaling: str = "standard"
     loss_reduction: str = "mean"
     weight_sharing: str = "expand"
@@ -137,6 +144,23 @@ class KFACConfig:
             if not (callable(value) and name in VARYING) and not (value is None and name == "kl_clip"):
                 _check(name, value)
         self._check_layers()
+        self._check_methods()
+
+    def _check_methods(self) -> None:
+        """Refuse combinations that contradict each other."""
+        if self.damping_method == "exact" and self.inverse_method == "cholesky":
+            raise ValueError("kfac.damping_method='exact' works on eigenvalues: set inverse_method to eigh or ekfac")
+        if self.inverse_method == "ekfac":
+            if self.damping_method != "exact":
+                raise ValueError(
+                    f"kfac.inverse_method='ekfac' needs damping_method='exact', not {self.damping_method!r}"
+                )
+            if self.inverse_interval == 1:
+                raise ValueError(
+                    "kfac.inverse_method='ekfac' corrects eigenvalues between two inversions: set inverse_interval > 1"
+                )
+            if self.scaling != "standard":
+                raise ValueError(f"kfac.inverse_method='ekfac' is not defined for scaling={self.scaling!r}")
 
     def _check_layers(self) -> None:
         unknown = [kind for kind in self.layers if kind not in LAYER_KINDS]

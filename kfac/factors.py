@@ -1,4 +1,4 @@
-"""The factors' state: running averages, kept as packed triangles, and inverses."""
+"""The factors' state: running averages, kept as packed triangles, and what preconditioning makes of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class FactorState:
     Attributes:
         average: the running average ``M`` as packed triangles, or None before the first statistic.
         weight: what the statistics in ``M`` weigh in all, ``1 - rho^t`` from zero and 1 from the identity.
-        inverse: the damped inverse ``[blocks, dim, dim]``, or None before the first inversion.
+        inverse: the damped inverse ``[blocks, dim, dim]``, or None: not inverted yet, or decomposed.
+        vectors, values: eigenvectors ``[blocks, dim, dim]`` and eigenvalues ``[blocks, dim]``, or None.
     """
 
     def __init__(self, shape: Blocks) -> None:
@@ -28,11 +29,18 @@ class FactorState:
         self.average: Tensor | None = None
         self.weight = 0.0
         self.inverse: Tensor | None = None
+        self.vectors: Tensor | None = None
+        self.values: Tensor | None = None
 
     @property
     def elements(self) -> int:
         """Elements of its packed triangles."""
         return packed_elements((self.shape.count, self.shape.dim))
+
+    @property
+    def solved(self) -> bool:
+        """Whether there is an inverse or a decomposition."""
+        return self.inverse is not None or self.vectors is not None
 
     def update(self, total: Tensor, scale: float, decay: float, from_identity: bool) -> None:
         """``M <- decay M + (1 - decay) scale total`` for a packed sum ``total``."""
@@ -68,17 +76,27 @@ class FactorState:
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of everything; the inverse as packed triangles."""
+
+        def copy(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.clone()
+
         return {
             "dim": self.shape.dim,
             "blocks": self.shape.count,
-            "average": None if self.average is None else self.average.clone(),
+            "average": copy(self.average),
             "weight": self.weight,
             "inverse": None if self.inverse is None else self.pack(self.inverse),
+            "vectors": copy(self.vectors),
+            "values": copy(self.values),
         }
 
     def load_state_dict(self, state: dict[str, Any], like: Tensor) -> None:
         """Take over a state, on ``like``'s device and in its dtype."""
-        average, inverse = state["average"], state["inverse"]
-        self.average = None if average is None else average.to(like, copy=True)
+
+        def copy(key: str) -> Tensor | None:
+            return None if state[key] is None else state[key].to(like, copy=True)
+
+        self.average, self.vectors, self.values = copy("average"), copy("vectors"), copy("values")
         self.weight = state["weight"]
-        self.inverse = None if inverse is None else self.unpack(inverse.to(like))
+        inverse = copy("inverse")
+        self.inverse = None if inverse is None else self.unpack(inverse)

@@ -1,17 +1,17 @@
-"""The inversion phase: every rank inverts what the Plan gives it, and the inverses travel."""
+"""The inversion phase: every rank inverts or decomposes what the Plan gives it, and the results travel."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kfac.communication import Communicator, Work
-from kfac.config import options_at
+from kfac.config import KFACConfig, options_at
 from kfac.curvature.damping import factor_damping
-from kfac.curvature.inverses import damped_inverse
-from kfac.curvature.packing import pack
+from kfac.curvature.inverses import damped_inverse, eigendecomposition, inverse_from_eigen
 from kfac.factors import FactorState
 from kfac.layers import KFACLayer
 from kfac.planning import Plan
@@ -22,74 +22,156 @@ class FactorInversionError(RuntimeError):
     """A damped factor is not positive definite; raised on every rank."""
 
 
-def dampings(layers: Sequence[KFACLayer], factors: Sequence[FactorState], step: int) -> list[float | None]:
+def dampings(
+    layers: Sequence[KFACLayer], factors: Sequence[FactorState], step: int, strength: float = 1.0
+) -> list[float | None]:
     """Per factor (A and G of each layer in turn) what is added to its diagonal; None where a side has no statistics.
 
-    Waits for the device once, for all traces together.
+    Waits for the device once, for all traces together. ``strength`` multiplies every layer's damping.
     """
     known = [factor.average is not None for factor in factors]
     means = [factor.mean_eigenvalue() for factor, ok in zip(factors, known, strict=True) if ok]
     values = iter(torch.stack(means).tolist() if means else ())
     mean = [next(values) if ok else 0.0 for ok in known]
     result: list[float | None] = []
-    values_of_layers = options_at([layer.config for layer in layers], "damping", step)
-    for k, (layer, damping) in enumerate(zip(layers, values_of_layers, strict=True)):
+    configured = options_at([layer.config for layer in layers], "damping", step)
+    for k, (layer, damping) in enumerate(zip(layers, configured, strict=True)):
         a, g = 2 * k, 2 * k + 1
-        pair = factor_damping(layer.config.damping_method, damping, mean[a], mean[g])
+        pair = factor_damping(layer.config.damping_method, strength * damping, mean[a], mean[g])
         result += pair if known[a] and known[g] else (None, None)
     return result
 
 
+Parts = tuple[Tensor, ...]
+"""An inverse, or eigenvectors and eigenvalues."""
+
+
+class _Method(Protocol):
+    """What is made of a factor, and how it travels."""
+
+    def elements(self, factor: FactorState) -> int:
+        """Of the flat tensor that travels."""
+
+    def solve(self, factor: FactorState, damping: float) -> Parts | None:
+        """The parts; None where there is no solution."""
+
+    def flatten(self, factor: FactorState, parts: Parts) -> Tensor:
+        """The parts as one flat tensor."""
+
+    def parts(self, factor: FactorState, flat: Tensor) -> Parts:
+        """The parts in a flat tensor."""
+
+    def store(self, factor: FactorState, parts: Parts) -> None:
+        """Make them the factor's."""
+
+
+class _Inverse:
+    """The damped inverse, which travels as packed triangles."""
+
+    def __init__(self, eigen: bool) -> None:
+        self._eigen = eigen
+
+    def elements(self, factor: FactorState) -> int:
+        return factor.elements
+
+    def solve(self, factor: FactorState, damping: float) -> Parts | None:
+        inverse: Tensor | None
+        if self._eigen:
+            parts = eigendecomposition(factor.matrix())
+            inverse = None if parts is None else inverse_from_eigen(*parts, damping)
+        else:
+            inverse = damped_inverse(factor.matrix(), damping)
+        return None if inverse is None else (inverse,)
+
+    def flatten(self, factor: FactorState, parts: Parts) -> Tensor:
+        return factor.pack(parts[0])
+
+    def parts(self, factor: FactorState, flat: Tensor) -> Parts:
+        return (factor.unpack(flat),)
+
+    def store(self, factor: FactorState, parts: Parts) -> None:
+        factor.inverse, factor.vectors, factor.values = parts[0], None, None
+
+
+class _Decomposition:
+    """Eigenvectors and, behind them, eigenvalues."""
+
+    def elements(self, factor: FactorState) -> int:
+        return factor.shape.count * factor.shape.dim * (factor.shape.dim + 1)
+
+    def solve(self, factor: FactorState, damping: float) -> Parts | None:
+        return eigendecomposition(factor.matrix())
+
+    def flatten(self, factor: FactorState, parts: Parts) -> Tensor:
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def parts(self, factor: FactorState, flat: Tensor) -> Parts:
+        count, dim = factor.shape.count, factor.shape.dim
+        vectors, values = flat.split([count * dim * dim, count * dim])
+        return vectors.view(count, dim, dim), values.view(count, dim)
+
+    def store(self, factor: FactorState, parts: Parts) -> None:
+        factor.inverse, factor.vectors, factor.values = None, *parts
+
+
+def _method(config: KFACConfig) -> _Method:
+    if config.damping_method == "exact":
+        return _Decomposition()
+    return _Inverse(eigen=config.inverse_method == "eigh")
+
+
 def invert(
+    layers: Sequence[KFACLayer],
     factors: Sequence[FactorState],
     dampings: Sequence[float | None],
     plan: Plan,
     communicator: Communicator,
     recorder: Recorder,
 ) -> None:
-    """Set the inverses of all factors that have a damping (None: not inverted); collective.
+    """Invert or decompose all factors that have a damping (None: left alone); collective.
 
-    A rank that cannot invert sends NaN, so that every rank learns of it and none waits for ever.
+    A rank that cannot do it sends NaN, so that every rank learns of it and none waits for ever.
 
     Raises:
-        FactorInversionError: on every rank, naming the factors; inverses are then as before.
+        FactorInversionError: on every rank, naming the factors; everything is then as before.
     """
     rank = communicator.rank
     sequence = [i for i in plan.inverse_sequence if dampings[i] is not None]
-    inverses: dict[int, Tensor] = {}
+    methods = {i: _method(layers[i // 2].config) for i in sequence}
+    parts: dict[int, Parts] = {}
     buffers: dict[int, Tensor] = {}
     works: dict[int, Work] = {}
 
     def send(i: int) -> None:
         owner = plan.inverse_owner[i]
         assert owner is not None
-        name = f"inverse of {_label(plan, i)}"
         works[i] = communicator.broadcast(buffers[i], owner, "kfac_InverseComm")
-        recorder.flight("InverseComm", name, works[i])
+        recorder.flight("InverseComm", f"inverse of {_label(plan, i)}", works[i])
 
     for i in sequence:
-        owner = plan.inverse_owner[i]
+        method, owner = methods[i], plan.inverse_owner[i]
         if owner in (None, rank):
             with recorder.span("InverseComp", f"invert {_label(plan, i)}"):
-                inverses[i] = _inverse_or_nan(factors[i], dampings[i])
+                parts[i] = _parts_or_nan(method, factors[i], dampings[i])
         if owner is None or communicator.world_size == 1:
             continue
-        buffers[i] = _like(factors[i]).new_empty(factors[i].elements)
         if owner == rank:
             with recorder.span("InverseComp", f"pack {_label(plan, i)}"):
-                pack(inverses[i], buffers[i])
+                buffers[i] = method.flatten(factors[i], parts[i])
+        else:
+            buffers[i] = _like(factors[i]).new_empty(method.elements(factors[i]))
         if plan.schedule.inverse_broadcast == "as_ready":
             send(i)
-    for i in [i for i in sequence if i in buffers and i not in works]:
+    for i in [i for i in buffers if i not in works]:
         send(i)
     for i, work in works.items():
         work.wait()
-        if i not in inverses:
+        if i not in parts:
             with recorder.span("InverseComp", f"unpack {_label(plan, i)}"):
-                inverses[i] = factors[i].unpack(buffers[i])
-    _check(inverses, plan)
-    for i, inverse in inverses.items():
-        factors[i].inverse = inverse
+                parts[i] = methods[i].parts(factors[i], buffers[i])
+    _check(parts, plan)
+    for i, found in parts.items():
+        methods[i].store(factors[i], found)
 
 
 def _like(factor: FactorState) -> Tensor:
@@ -97,27 +179,28 @@ def _like(factor: FactorState) -> Tensor:
     return factor.average
 
 
-def _inverse_or_nan(factor: FactorState, damping: float | None) -> Tensor:
+def _parts_or_nan(method: _Method, factor: FactorState, damping: float | None) -> Parts:
     assert damping is not None
-    inverse = damped_inverse(factor.matrix(), damping)
-    if inverse is None:
-        return torch.full_like(factor.matrix(), float("nan"))
-    return inverse
+    parts = method.solve(factor, damping)
+    if parts is not None:
+        return parts
+    return method.parts(factor, _like(factor).new_full((method.elements(factor),), float("nan")))
 
 
 def _label(plan: Plan, i: int) -> str:
     return f"{plan.factors[i].side} of {plan.factors[i].layer}"
 
 
-def _check(inverses: dict[int, Tensor], plan: Plan) -> None:
-    if not inverses:
+def _check(parts: dict[int, Parts], plan: Plan) -> None:
+    if not parts:
         return
-    indices = sorted(inverses)
-    traces = torch.stack([inverses[i].diagonal(dim1=1, dim2=2).sum() for i in indices])
-    if bool(torch.isfinite(traces).all()):
+    indices = sorted(parts)
+    sums = torch.stack([torch.stack([part.sum() for part in parts[i]]).sum() for i in indices])
+    if bool(torch.isfinite(sums).all()):
         return
-    bad = [_label(plan, i) for i, ok in zip(indices, torch.isfinite(traces).tolist(), strict=True) if not ok]
-    raise FactorInversionError(
-        f"not positive definite even in float64: {', '.join(bad)}. Raise KFACConfig.damping, or look for a layer whose "
-        "inputs or gradients have exploded"
-    )
+    bad = [_label(plan, i) for i in indices if not all(bool(torch.isfinite(part).all()) for part in parts[i])]
+    if bad:
+        raise FactorInversionError(
+            f"not positive definite even in float64: {', '.join(bad)}. Raise KFACConfig.damping, or look for a layer "
+            "whose inputs or gradients have exploded"
+        )

@@ -305,14 +305,14 @@ class KFAC:
         received = self._receive()
         if self._collector and self._update(received):
             if self._inverses_due():
-                invert(self._states, self._dampings(), self.plan, self._communicator, self._recorder)
+                invert(self._ordered, self._states, self._dampings(), self.plan, self._communicator, self._recorder)
             with self._recorder.span("Precondition", "precondition"):
                 self._precondition()
 
     def _inverses_due(self) -> bool:
         """Also where a factor has statistics and was never inverted: the step that should have done it was skipped."""
         due = self.steps % self.config.at("inverse_interval", self.steps) == 0
-        return bool(due) or any(state.average is not None and state.inverse is None for state in self._states)
+        return bool(due) or any(state.average is not None and not state.solved for state in self._states)
 
     def _require_fisher(self) -> None:
         needed = self._collector is not None and self._collector.collecting and self.config.fisher != "empirical"
@@ -390,11 +390,8 @@ class KFAC:
         return dampings(self._ordered, self._states, self.steps)
 
     def _precondition(self) -> None:
-        sides = {
-            layer.name: (self._factors[layer.name, "A"], self._factors[layer.name, "G"]) for layer in self._ordered
-        }
         kl_clip = self.config.at("kl_clip", self.steps)
-        precondition_gradients(self._ordered, sides, self._gradients, step=self.steps, kl_clip=kl_clip)
+        precondition_gradients(self._ordered, self._states, self._gradients, step=self.steps, kl_clip=kl_clip)
 
     # ------------------------------------------------------------------ state
 

@@ -1,4 +1,4 @@
-"""The last phase of a step: every gradient times its inverses, and the KL clip over all of them."""
+"""The last phase of a step: every gradient times its inverse curvature, and the KL clip over all of them."""
 
 from __future__ import annotations
 
@@ -8,38 +8,47 @@ import torch
 from torch import Tensor
 
 from kfac.config import options_at
-from kfac.curvature.inverses import kl_clip_factor, precondition
+from kfac.curvature.inverses import kl_clip_factor, kronecker_eigenvalues, precondition, precondition_in_basis
 from kfac.factors import FactorState
 from kfac.layers import GradientAccess, KFACLayer
 
 
 def precondition_gradients(
     layers: Sequence[KFACLayer],
-    sides: Mapping[str, tuple[FactorState, FactorState]],
+    factors: Sequence[FactorState],
     access: GradientAccess,
     *,
     step: int,
     kl_clip: float | None,
+    strength: float = 1.0,
+    corrected: Mapping[int, Tensor] | None = None,
 ) -> None:
-    """Replace the gradients of layers with inverses by ``nu G^-1 gradient A^-1``, without waiting for the device.
+    """Replace the gradients of layers with inverses by ``nu`` times the preconditioned ones, without waiting for the
+    device.
 
     Args:
         layers: in the Plan's order.
-        sides: per layer its factors A and G.
+        factors: A and G of each layer in turn.
         access: where gradients are.
-        step: at which the learning rates hold, for the KL clip.
-        kl_clip: its bound, or None for ``nu = 1``.
+        step: at which the learning rates (of the KL clip) and dampings hold.
+        kl_clip: the bound of the KL clip, or None for ``nu = 1``.
+        strength: multiplies every layer's damping.
+        corrected: eigenvalues per layer (its index) that stand in for ``lambda_G lambda_A^T``.
     """
+    configs = [layer.config for layer in layers]
+    rates, dampings = options_at(configs, "lr", step), options_at(configs, "damping", step)
     preconditioned: list[tuple[KFACLayer, Tensor]] = []
     products: list[Tensor] = []
-    for layer, lr in zip(layers, options_at([layer.config for layer in layers], "lr", step), strict=True):
-        a, g = (side.inverse for side in sides[layer.name])
-        gradient = layer.gradient_matrix(access)
-        if a is None or g is None or gradient is None:
+    for k, layer in enumerate(layers):
+        a, g = factors[2 * k], factors[2 * k + 1]
+        if not (a.solved and g.solved):
             continue
-        gradient = gradient.to(a.dtype)
-        result = precondition(gradient, a, g)
-        products.append((result * gradient).sum() * lr**2)
+        gradient = layer.gradient_matrix(access)
+        if gradient is None:
+            continue
+        correction = (corrected or {}).get(k)
+        result = _solve(a, g, gradient, strength * dampings[k], correction)
+        products.append((result * gradient).sum() * rates[k] ** 2)
         preconditioned.append((layer, result))
     if preconditioned and kl_clip is not None:
         nu = kl_clip_factor(kl_clip, torch.stack(products).sum())
@@ -47,3 +56,12 @@ def precondition_gradients(
             result.mul_(nu)
     for layer, result in preconditioned:
         layer.set_gradient(result, access)
+
+
+def _solve(a: FactorState, g: FactorState, gradient: Tensor, damping: float, correction: Tensor | None) -> Tensor:
+    if a.inverse is not None and g.inverse is not None:
+        return precondition(gradient.to(a.inverse.dtype), a.inverse, g.inverse)
+    assert a.vectors is not None and a.values is not None  # noqa: PT018 (decomposed together)
+    assert g.vectors is not None and g.values is not None  # noqa: PT018
+    eigenvalues = kronecker_eigenvalues(a.values, g.values, a.shape.groups) if correction is None else correction
+    return precondition_in_basis(gradient.to(a.vectors.dtype), a.vectors, g.vectors, eigenvalues, damping)

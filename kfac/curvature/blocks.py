@@ -48,6 +48,12 @@ class Blocks:
         return self.groups * self.width
 
 
+def pad_to(matrix: Tensor, rows: int, columns: int) -> Tensor:
+    """``matrix [groups, ...]`` with zeros appended up to this many rows and columns."""
+    missing = rows - matrix.shape[1], columns - matrix.shape[2]
+    return F.pad(matrix, (0, missing[1], 0, missing[0])) if any(missing) else matrix
+
+
 def multiply_left(blocks: Tensor, matrix: Tensor) -> Tensor:
     """``blocks @ matrix`` for ``blocks [count, dim, dim]`` and ``matrix [groups, rows, columns]``."""
     count, dim, _ = blocks.shape
@@ -56,9 +62,7 @@ def multiply_left(blocks: Tensor, matrix: Tensor) -> Tensor:
         # A batch of one is slower than a plain product.
         return (blocks[0] @ matrix[0])[None] if count == 1 else blocks @ matrix
     padded = count // groups * dim
-    if padded != rows:
-        matrix = F.pad(matrix, (0, 0, 0, padded - rows))
-    parts = matrix.reshape(count, dim, columns)
+    parts = pad_to(matrix, padded, columns).reshape(count, dim, columns)
     product = blocks * parts if dim == 1 else blocks @ parts
     return product.view(groups, padded, columns)[:, :rows]
 

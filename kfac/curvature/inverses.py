@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kfac.curvature.blocks import multiply_left, multiply_right
+from kfac.curvature.blocks import multiply_left, multiply_right, pad_to
 
 
 def damped_inverse(factor: Tensor, damping: float) -> Tensor | None:
@@ -29,6 +29,59 @@ def damped_inverse(factor: Tensor, damping: float) -> Tensor | None:
         inverse = damped_inverse(factor.double(), damping)
         return None if inverse is None else inverse.to(factor.dtype)
     return None
+
+
+def eigendecomposition(factor: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Eigenvectors ``[blocks, d, d]`` (columns) and eigenvalues ``[blocks, d]``, none below zero, of symmetric blocks.
+
+    What does not converge in float32 is tried again in float64.
+
+    Returns:
+        None where it does not converge even in float64, or is not finite.
+    """
+    if factor.shape[-1] == 1:
+        return torch.ones_like(factor), factor[:, :, 0].clamp(min=0.0)
+    try:
+        values, vectors = torch.linalg.eigh(factor)
+    except torch.linalg.LinAlgError:
+        if factor.dtype == torch.float64:
+            return None
+        again = eigendecomposition(factor.double())
+        return None if again is None else (again[0].to(factor.dtype), again[1].to(factor.dtype))
+    # What lies below zero is rounding: a factor is a sum of squares.
+    return vectors.contiguous(), values.clamp_(min=0.0)
+
+
+def inverse_from_eigen(vectors: Tensor, values: Tensor, damping: float) -> Tensor | None:
+    """``(factor + damping I)^-1`` from the factor's eigenvectors and eigenvalues, or None where that is singular."""
+    damped = values + damping
+    if not bool((damped > 0).all()):
+        return None
+    half = vectors * damped.rsqrt().unsqueeze(-2)
+    return half @ half.mT
+
+
+def precondition_in_basis(
+    gradient: Tensor, a_vectors: Tensor, g_vectors: Tensor, eigenvalues: Tensor, damping: float
+) -> Tensor:
+    """``(F + damping I)^-1`` times the gradient for a curvature F that is diagonal in a Kronecker-factored basis.
+
+    Args:
+        gradient: ``[groups, rows, columns]``.
+        a_vectors, g_vectors: eigenvectors ``[blocks, d, d]`` of A and G.
+        eigenvalues: of F, ``[groups, padded rows, padded columns]``: ``lambda_G lambda_A^T``, or corrected ones.
+        damping: added to the eigenvalues.
+    """
+    _, rows, columns = gradient.shape
+    padded = pad_to(gradient, *eigenvalues.shape[1:])
+    inside = multiply_right(multiply_left(g_vectors.mT, padded), a_vectors)
+    outside = multiply_right(multiply_left(g_vectors, inside / (eigenvalues + damping)), a_vectors.mT)
+    return outside[:, :rows, :columns]
+
+
+def kronecker_eigenvalues(a_values: Tensor, g_values: Tensor, groups: int) -> Tensor:
+    """``lambda_G lambda_A^T`` as ``[groups, padded rows, padded columns]`` from ``[blocks, d]`` of A and of G."""
+    return g_values.reshape(groups, -1, 1) * a_values.reshape(groups, 1, -1)
 
 
 def precondition(gradient: Tensor, a_inverse: Tensor, g_inverse: Tensor) -> Tensor:
