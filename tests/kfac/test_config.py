@@ -61,6 +61,8 @@ def test_defaults_are_the_documented_ones():
         "fisher": "empirical",
         "fisher_samples": 1,
         "inverse_method": "cholesky",
+        "damping_adaptation": "none",
+        "damping_interval": 5,
         "scaling": "standard",
         "loss_reduction": "mean",
         "weight_sharing": "expand",
