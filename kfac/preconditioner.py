@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,25 +13,23 @@ from torch import Tensor, nn
 from kfac.collection import StatisticsCollector
 from kfac.communication import Communicator, get_communicator
 from kfac.config import KFACConfig, options_at
-from kfac.curvature.fisher import fisher_vectors
 from kfac.curvature.scaling import factor_scale
 from kfac.exchange import FactorExchange, Received
 from kfac.factors import FactorState
+from kfac.fisher_context import FisherContext
 from kfac.gradients import GradientAverager
 from kfac.inversion import FactorInversionError, dampings, invert
-from kfac.layers import GradientAccess, KFACLayer, PlainGradients, describe_coverage, register_layers, unwrap
+from kfac.layers import GradientAccess, KFACLayer, PlainGradients, describe_coverage, unwrap
 from kfac.messages import MessageQueue
 from kfac.planning import ClusterProfile, LayerProfile, Message, ModelProfile, Plan
 from kfac.preconditioning import precondition_gradients
 from kfac.recording import Recorder
-from kfac.setup import Schedule, check_plan, common_plan, describe_schedule, require_agreement
+from kfac.setup import Schedule, check_plan, common_plan, layer_sizes, register_everywhere
+from kfac.state import check_state, load_factors, make_state
 
 __all__ = ["KFAC", "FactorInversionError", "NonFiniteError"]
 
 logger = logging.getLogger(__name__)
-
-STATE_VERSION = 2
-"""Of :meth:`KFAC.state_dict`: 2 since factors are blocks."""
 
 
 class NonFiniteError(RuntimeError):
@@ -78,7 +76,9 @@ class KFAC:
         self._model = unwrap(model)
         self._schedule = schedule
         self._average_gradients = average_gradients and self._communicator.world_size > 1
-        self._register()
+        self.layers, self.first_order, self._groups = register_everywhere(
+            self._model, self.config, schedule, self._average_gradients, self._communicator
+        )
         weight = next(iter(self._groups.values()))[0]
         self._recorder = recorder or Recorder(weight.device, self._communicator.rank)
         dtypes = [layer.parameters[0].dtype for layer in self.layers]
@@ -96,31 +96,6 @@ class KFAC:
 
     # ------------------------------------------------------------------ set-up
 
-    def _register(self) -> None:
-        """Find the layers; every rank must find the same, or collectives would not match."""
-        problem = ""
-        try:
-            self.layers, self.first_order, groups = register_layers(self._model, self.config)
-            if not groups:
-                raise ValueError("the model has no trainable parameters")
-        except ValueError as error:
-            problem, self.layers, groups = str(error), [], []
-        names = [layer.name for layer in self.layers] or (["parameters"] if groups else [])
-        self._groups = dict(zip(names, groups, strict=True))
-        require_agreement(
-            self._communicator,
-            {
-                "problem": problem,
-                "layers": [(x.name, x.kind, x.a, x.g, str(x.parameters[0].dtype)) for x in self.layers],
-                "parameters": [size.gradient_elements for size in self.layer_sizes],
-                "config": self.config.to_dict(),
-                "schedule": describe_schedule(self._schedule),
-                "average_gradients": self._average_gradients,
-            },
-        )
-        if problem:
-            raise ValueError(problem)
-
     def _make_plan(self, model: ModelProfile | None, cluster: ClusterProfile | None) -> Plan:
         plan = common_plan(self._schedule, self.layer_sizes, self._communicator, model, cluster)
         if plan.schedule.curvature and not self.layers:
@@ -130,14 +105,7 @@ class KFAC:
     @property
     def layer_sizes(self) -> tuple[LayerProfile, ...]:
         """The layers' names and sizes, without seconds: what a plan is for."""
-        by_name = {layer.name: layer for layer in self.layers}
-        sizes = []
-        for name, group in self._groups.items():
-            layer, elements = by_name.get(name), sum(p.numel() for p in group)
-            dims = {} if layer is None else {"a_blocks": layer.a.count, "g_blocks": layer.g.count}
-            a, g = (0, 0) if layer is None else (layer.a.dim, layer.g.dim)
-            sizes.append(LayerProfile(name=name, a_dim=a, g_dim=g, gradient_elements=elements, **dims))
-        return tuple(sizes)
+        return layer_sizes(self.layers, self._groups)
 
     def _attach(self) -> None:
         """Hook the model for the present plan, keeping the factors' state."""
@@ -162,6 +130,7 @@ class KFAC:
             )
             like = torch.empty(0, dtype=self._dtype, device=self._ordered[0].parameters[0].device)
             self._exchange = FactorExchange(self.plan, self._collector, self._communicator, like)
+        self._fisher = FisherContext(self.config, self._ordered, self._collector, self._recorder)
         if self._average_gradients:
             self._averager = GradientAverager(
                 [self._groups[name] for name in self.plan.layers],
@@ -176,7 +145,7 @@ class KFAC:
         collecting = self.steps % self.config.at("factor_interval", self.steps) == 0
         if self._collector:
             self._collector.begin(collecting)
-        self._fisher_passes = 0
+        self._fisher.begin()
         if self._exchange:
             self._exchange.begin()
         if self._averager:
@@ -242,8 +211,7 @@ class KFAC:
 
     # ------------------------------------------------------------------ one step
 
-    @contextmanager
-    def curvature(self, outputs: Tensor, loss_kind: str, weight: float = 1.0) -> Iterator[None]:
+    def curvature(self, outputs: Tensor, loss_kind: str, weight: float = 1.0) -> AbstractContextManager[None]:
         """Compute G from the model's outputs (``fisher`` mc or exact); the loss's backward pass goes inside.
 
         ``with kfac.curvature(outputs, "classification"): loss.backward()``. With ``fisher="empirical"``, and in steps
@@ -255,28 +223,9 @@ class KFAC:
             weight: what the mean loss is multiplied by (with unequal shards, or 1/k for k micro-batches).
 
         Raises:
-            ValueError: for an unknown loss kind.
+            ValueError: on entry, for an unknown loss kind.
         """
-        collector = self._collector
-        if self.config.fisher == "empirical" or collector is None or not collector.collecting:
-            yield
-            return
-        samples = self.config.fisher_samples if self.config.fisher == "mc" else None
-        inputs = [parameter for layer in self._ordered for parameter in layer.parameters]
-        vectors = fisher_vectors(outputs, loss_kind, samples)
-        vector = next(vectors, None)
-        while vector is not None:
-            following = next(vectors, None)
-            with (
-                collector.output_gradients("add" if following is not None else "collect"),
-                self._recorder.span("BP", "backward pass for the Fisher"),
-            ):
-                # The hooks on the layers' outputs see the gradients; those of the weights are thrown away.
-                torch.autograd.grad(outputs, inputs, vector * weight, retain_graph=True, allow_unused=True)
-            vector = following
-        self._fisher_passes += 1
-        with collector.output_gradients("ignore"):
-            yield
+        return self._fisher.around(outputs, loss_kind, weight)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -298,7 +247,7 @@ class KFAC:
             self._begin()
 
     def _step(self) -> None:
-        self._require_fisher()
+        self._fisher.require()
         if self._collector and self._collector.collecting:
             self._collector.finish()
         self._queue.flush()
@@ -313,14 +262,6 @@ class KFAC:
         """Also where a factor has statistics and was never inverted: the step that should have done it was skipped."""
         due = self.steps % self.config.at("inverse_interval", self.steps) == 0
         return bool(due) or any(state.average is not None and not state.solved for state in self._states)
-
-    def _require_fisher(self) -> None:
-        needed = self._collector is not None and self._collector.collecting and self.config.fisher != "empirical"
-        if needed and self._fisher_passes == 0:
-            raise RuntimeError(
-                f"fisher={self.config.fisher!r} needs the model's outputs: "
-                "with kfac.curvature(outputs, loss_kind): loss.backward()"
-            )
 
     def _pack(self, message: Message) -> Tensor:
         if message.kind == "gradient":
@@ -422,15 +363,7 @@ class KFAC:
             RuntimeError: within a step.
         """
         self._require_boundary("state_dict")
-        factors = {f"{name}/{side}": state.state_dict() for (name, side), state in self._factors.items()}
-        return {
-            "version": STATE_VERSION,
-            "steps": self.steps,
-            "skipped_steps": self.skipped_steps,
-            "plan": self.plan.to_dict(),
-            "config": self.config.to_dict(),
-            "factors": factors,
-        }
+        return make_state(self._factors, self.plan, self.config, self.steps, self.skipped_steps)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, plan included; for another schedule or number of ranks the own plan is kept.
@@ -439,15 +372,9 @@ class KFAC:
             ValueError: if the state is of another model.
         """
         self._require_boundary("load_state_dict")
-        plan = Plan.from_dict(state["plan"])
-        dims = {key: (saved["blocks"], saved["dim"]) for key, saved in state["factors"].items()}
-        mine = {f"{name}/{side}": (f.shape.count, f.shape.dim) for (name, side), f in self._factors.items()}
-        if dims != mine:
-            different = sorted(set(dims.items()) ^ set(mine.items()))
-            raise ValueError(f"the state is of another model or schedule: {different[:4]} differ")
+        plan = check_state(state, self._factors)
         like = next(iter(self._groups.values()))[0].detach().to(self._dtype)
-        for (name, side), factor in self._factors.items():
-            factor.load_state_dict(state["factors"][f"{name}/{side}"], like)
+        load_factors(state, self._factors, like)
         self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
         same = plan.schedule == self.plan.schedule or self._schedule == "auto"
         if same and plan.world_size == self._communicator.world_size and plan != self.plan:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from kfac.communication import Communicator
+from kfac.config import KFACConfig
+from kfac.layers import FirstOrder, KFACLayer, register_layers
 from kfac.planning import ClusterProfile, LayerProfile, ModelProfile, Plan, ScheduleConfig
 from kfac.planning.plan import factors_of
 from kfac.planning.shipped_profiles import estimate_model_profile, load_shipped_cluster
@@ -23,6 +27,55 @@ def describe_schedule(schedule: Schedule) -> Any:
     if isinstance(schedule, ScheduleConfig):
         return schedule.to_dict()
     return dict(schedule) if isinstance(schedule, Mapping) else schedule
+
+
+def register_everywhere(
+    model: nn.Module, config: KFACConfig, schedule: Schedule, average_gradients: bool, communicator: Communicator
+) -> tuple[list[KFACLayer], list[FirstOrder], dict[str, list[nn.Parameter]]]:
+    """Find the layers; every rank must find the same, or collectives would not match; collective.
+
+    Returns:
+        the layers, the parameters without one, and per name of a layer of the Plan the parameters whose gradients
+        travel with it (see :func:`kfac.layers.register_layers`).
+
+    Raises:
+        ValueError: if the model has nothing to train or a layer is impossible, or if the ranks disagree.
+    """
+    problem = ""
+    try:
+        layers, first_order, groups = register_layers(model, config)
+        if not groups:
+            raise ValueError("the model has no trainable parameters")
+    except ValueError as error:
+        problem, layers, first_order, groups = str(error), [], [], []
+    names = [layer.name for layer in layers] or (["parameters"] if groups else [])
+    named = dict(zip(names, groups, strict=True))
+    require_agreement(
+        communicator,
+        {
+            "problem": problem,
+            "layers": [(x.name, x.kind, x.a, x.g, str(x.parameters[0].dtype)) for x in layers],
+            "parameters": [size.gradient_elements for size in layer_sizes(layers, named)],
+            "config": config.to_dict(),
+            "schedule": describe_schedule(schedule),
+            "average_gradients": average_gradients,
+        },
+    )
+    if problem:
+        raise ValueError(problem)
+    return layers, first_order, named
+
+
+def layer_sizes(layers: Sequence[KFACLayer], groups: Mapping[str, Sequence[nn.Parameter]]) -> tuple[LayerProfile, ...]:
+    """The layers' names and sizes, without seconds: what a plan is for."""
+    by_name = {layer.name: layer for layer in layers}
+    sizes = []
+    for name, group in groups.items():
+        layer, elements = by_name.get(name), sum(p.numel() for p in group)
+        dims = {} if layer is None else {"a_blocks": layer.a.count, "g_blocks": layer.g.count}
+        a, g = (0, 0) if layer is None else (layer.a.dim, layer.g.dim)
+        sizes.append(LayerProfile(name=name, a_dim=a, g_dim=g, gradient_elements=elements, **dims))
+    return tuple(sizes)
 
 
 def require_agreement(communicator: Communicator, mine: Mapping[str, Any]) -> None:
