@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kfac.curvature.blocks import Blocks
 from kfac.curvature.scaling import position_weights
+from kfac.ekfac import EigenvalueCorrection
 from kfac.hooks import ForwardHook
 from kfac.layers import KFACLayer
 from kfac.recording import Recorder
@@ -73,6 +74,7 @@ class StatisticsCollector:
         recorder: records the work as FactorComp.
         on_ready: called with ("A" or "G", layer index) when a statistic of the step is complete on this rank.
         has_left: whether the A statistic of a layer has been sent in this step.
+        correction: of eigenvalues; is given inputs and output gradients together.
 
     Attributes:
         loss_terms: of the backward passes to come; None: one per sample.
@@ -88,6 +90,7 @@ class StatisticsCollector:
         recorder: Recorder,
         on_ready: Callable[[Literal["A", "G"], int], None],
         has_left: Callable[[int], bool],
+        correction: EigenvalueCorrection | None = None,
     ) -> None:
         self._layers = layers
         self._scaling = scaling
@@ -96,6 +99,7 @@ class StatisticsCollector:
         self._recorder = recorder
         self._on_ready = on_ready
         self._has_left = has_left
+        self._correction = correction
         self._calls_seen = [0] * len(layers)
         self._trained = [False] * len(layers)
         self.collecting = False
@@ -163,7 +167,7 @@ class StatisticsCollector:
             layer.add_a_statistic(self._wide(x), side.sum(layer.a, self._like(x)), weight, module)
             side.count += max(0, x.shape[0] - progress.a_samples)
             progress.a_samples = max(progress.a_samples, x.shape[0])
-            call = _Call(index, module, positions, x if layer.needs_input else None)
+            call = _Call(index, module, positions, x if layer.needs_input or self._corrects(index) else None)
             output.register_hook(partial(self._output_gradient, call))
             seen = self._calls_seen[index]
             complete = progress.forward_passes == self._passes and progress.open_calls == seen == 1
@@ -174,6 +178,9 @@ class StatisticsCollector:
     def _wide(self, tensor: Tensor) -> Tensor:
         """``tensor`` in the statistics' dtype; whole numbers stay what they are."""
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+    def _corrects(self, index: int) -> bool:
+        return self._correction is not None and self._correction.wants(index)
 
     def _like(self, tensor: Tensor) -> Tensor:
         return torch.empty(0, dtype=self._dtype, device=tensor.device)
@@ -223,6 +230,8 @@ class StatisticsCollector:
             x = None if call.x is None else self._wide(call.x)
             _, weight = position_weights(self._scaling, call.positions * progress.calls, layer.kind == "convolution")
             side = self._sides["G"][index]
+            if self._correction is not None and self._corrects(index) and x is not None:
+                self._correction.add(index, x, g, call.module, progress.calls > 1)
             layer.add_g_statistic(g, side.sum(layer.g, g), weight, call.module, x)
             if not last:
                 return

@@ -22,6 +22,7 @@ class FactorState:
         weight: what the statistics in ``M`` weigh in all, ``1 - rho^t`` from zero and 1 from the identity.
         inverse: the damped inverse ``[blocks, dim, dim]``, or None: not inverted yet, or decomposed.
         vectors, values: eigenvectors ``[blocks, dim, dim]`` and eigenvalues ``[blocks, dim]``, or None.
+        corrected: on a layer's G: EKFAC's eigenvalues of the layer's curvature ``[groups, rows, columns]``, or None.
     """
 
     def __init__(self, shape: Blocks) -> None:
@@ -31,6 +32,7 @@ class FactorState:
         self.inverse: Tensor | None = None
         self.vectors: Tensor | None = None
         self.values: Tensor | None = None
+        self.corrected: Tensor | None = None
 
     @property
     def elements(self) -> int:
@@ -88,6 +90,7 @@ class FactorState:
             "inverse": None if self.inverse is None else self.pack(self.inverse),
             "vectors": copy(self.vectors),
             "values": copy(self.values),
+            "corrected": copy(self.corrected),
         }
 
     def load_state_dict(self, state: dict[str, Any], like: Tensor) -> None:
@@ -96,7 +99,8 @@ class FactorState:
         def copy(key: str) -> Tensor | None:
             return None if state[key] is None else state[key].to(like, copy=True)
 
-        self.average, self.vectors, self.values = copy("average"), copy("vectors"), copy("values")
+        self.average, self.corrected = copy("average"), copy("corrected")
+        self.vectors, self.values = copy("vectors"), copy("values")
         self.weight = state["weight"]
         inverse = copy("inverse")
         self.inverse = None if inverse is None else self.unpack(inverse)

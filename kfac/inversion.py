@@ -112,6 +112,7 @@ class _Decomposition:
 
     def store(self, factor: FactorState, parts: Parts) -> None:
         factor.inverse, factor.vectors, factor.values = None, *parts
+        factor.corrected = None  # it was for the old vectors
 
 
 def _method(config: KFACConfig) -> _Method:

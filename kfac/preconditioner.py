@@ -14,6 +14,8 @@ from kfac.collection import StatisticsCollector
 from kfac.communication import Communicator, get_communicator
 from kfac.config import KFACConfig, options_at
 from kfac.curvature.scaling import factor_scale
+from kfac.damping_adaptation import LevenbergMarquardt
+from kfac.ekfac import EigenvalueCorrection
 from kfac.exchange import FactorExchange, Received
 from kfac.factors import FactorState
 from kfac.fisher_context import FisherContext
@@ -90,7 +92,12 @@ class KFAC:
         self._collector: StatisticsCollector | None = None
         self._exchange: FactorExchange | None = None
         self._averager: GradientAverager | None = None
+        self._correction: EigenvalueCorrection | None = None
+        self._adaptation: LevenbergMarquardt | None = None
+        if self.config.damping_adaptation == "levenberg_marquardt" and self.plan.schedule.curvature:
+            self._adaptation = LevenbergMarquardt(self.config.damping_interval)
         self._factors: dict[tuple[str, str], FactorState] = {}
+        self._states: list[FactorState] = []
         self._queue = MessageQueue(self._communicator, self._recorder, self._pack)
         self._attach()
 
@@ -119,6 +126,9 @@ class KFAC:
                 for f in self.plan.factors
             }
             self._factors = {key: self._factors.get(key, fresh) for key, fresh in factors.items()}
+            self._states = [self._factors[f.layer, f.side] for f in self.plan.factors]
+            if self.config.inverse_method == "ekfac":
+                self._correction = EigenvalueCorrection(self._ordered, self._states, self._communicator, self._recorder)
             self._collector = StatisticsCollector(
                 self._ordered,
                 scaling=self.config.scaling,
@@ -127,6 +137,7 @@ class KFAC:
                 recorder=self._recorder,
                 on_ready=lambda side, index: self._queue.ready(side, 2 * index + (side == "G")),
                 has_left=lambda index: self._queue.has_left("A", 2 * index),
+                correction=self._correction,
             )
             like = torch.empty(0, dtype=self._dtype, device=self._ordered[0].parameters[0].device)
             self._exchange = FactorExchange(self.plan, self._collector, self._communicator, like)
@@ -138,13 +149,14 @@ class KFAC:
                 self._communicator.world_size,
                 lambda index: self._queue.ready("gradient", index),
             )
-        self._states = [self._factors[f.layer, f.side] for f in self.plan.factors] if self._factors else []
         self._begin()
 
     def _begin(self) -> None:
         collecting = self.steps % self.config.at("factor_interval", self.steps) == 0
         if self._collector:
             self._collector.begin(collecting)
+        if self._correction:
+            self._correction.begin(collecting and not self._inverses_due())
         self._fisher.begin()
         if self._exchange:
             self._exchange.begin()
@@ -238,11 +250,20 @@ class KFAC:
         if self._closed:
             raise RuntimeError("step() after close(): the model is not preconditioned any more")
         self._require_same_parameters()
+        if self.adapts_damping:
+            raise RuntimeError(
+                "damping_adaptation: the last step's loss afterwards is missing. Call "
+                "kfac.adapt_damping(loss, loss_again) after optimizer.step() where kfac.adapts_damping is true"
+            )
         device_type = next(iter(self._groups.values()))[0].device.type
         try:
             with torch.autocast(device_type, enabled=False):
                 self._step()
             self.steps += 1
+        except Exception:
+            if self._adaptation:
+                self._adaptation.forget()
+            raise
         finally:
             self._begin()
 
@@ -253,10 +274,42 @@ class KFAC:
         self._queue.flush()
         received = self._receive()
         if self._collector and self._update(received):
+            if self._adaptation:
+                self._adaptation.note(self.steps, self._trainable)
             if self._inverses_due():
                 invert(self._ordered, self._states, self._dampings(), self.plan, self._communicator, self._recorder)
             with self._recorder.span("Precondition", "precondition"):
                 self._precondition()
+
+    @property
+    def damping_strength(self) -> float:
+        """What every layer's damping is multiplied by; 1 unless ``damping_adaptation`` changes it."""
+        return self._adaptation.strength if self._adaptation else 1.0
+
+    @property
+    def adapts_damping(self) -> bool:
+        """Whether :meth:`adapt_damping` must be called before the next step."""
+        return self._adaptation is not None and self._adaptation.waiting
+
+    def adapt_damping(self, before: float | Tensor, after: float | Tensor) -> float:
+        """Adapt the damping to how well the last step was predicted; collective.
+
+        After ``optimizer.step()``, where :attr:`adapts_damping` says so: ``kfac.adapt_damping(loss, loss_again)``.
+
+        Args:
+            before, after: the same batch's mean loss before and after the step, on this rank's shard.
+
+        Returns:
+            the reduction ratio: 1 where the loss fell as the quadratic model predicted.
+
+        Raises:
+            RuntimeError: if no step is waiting for it.
+        """
+        if self._adaptation is None or not self._adaptation.waiting:
+            raise RuntimeError("adapt_damping() where none is due: call it where kfac.adapts_damping is true")
+        losses = self._communicator.all_gather_object((float(before), float(after)))
+        mean = [sum(values) / len(losses) for values in zip(*losses, strict=True)]
+        return self._adaptation.adapt(mean[0], mean[1], self._ordered, self._states)
 
     def _inverses_due(self) -> bool:
         """Also where a factor has statistics and was never inverted: the step that should have done it was skipped."""
@@ -298,14 +351,18 @@ class KFAC:
             )
         decays = options_at([layer.config for layer in self._ordered], "factor_decay", self.steps)
         world_size, from_identity = self._communicator.world_size, self.config.average_from == "identity"
+        scales: list[float | None] = [None] * len(self._ordered)
         with self._recorder.span("FactorComp", "running averages"):
-            for i, (total, samples) in received.items():
+            for i, (total, samples) in sorted(received.items()):
                 if samples == 0:
                     self._warn_unused(self.plan.factors[i].layer)
                     continue
                 side, options = self.plan.factors[i].side, self._ordered[i // 2].config
                 scale = factor_scale(options.scaling, side, samples, world_size, options.loss_reduction)
                 self._states[i].update(total, scale, decays[i // 2], from_identity)
+                scales[i // 2] = scale if side == "G" else None  # G comes last
+        if self._correction:
+            self._correction.update(scales, decays)
         return True
 
     def _refuse(self, fault: str) -> None:
@@ -328,11 +385,18 @@ class KFAC:
             )
 
     def _dampings(self) -> list[float | None]:
-        return dampings(self._ordered, self._states, self.steps)
+        return dampings(self._ordered, self._states, self.steps, self.damping_strength)
 
     def _precondition(self) -> None:
         kl_clip = self.config.at("kl_clip", self.steps)
-        precondition_gradients(self._ordered, self._states, self._gradients, step=self.steps, kl_clip=kl_clip)
+        precondition_gradients(
+            self._ordered,
+            self._states,
+            self._gradients,
+            step=self.steps,
+            kl_clip=kl_clip,
+            strength=self.damping_strength,
+        )
 
     # ------------------------------------------------------------------ state
 
@@ -363,7 +427,8 @@ class KFAC:
             RuntimeError: within a step.
         """
         self._require_boundary("state_dict")
-        return make_state(self._factors, self.plan, self.config, self.steps, self.skipped_steps)
+        state = make_state(self._factors, self.plan, self.config, self.steps, self.skipped_steps)
+        return {**state, "damping_strength": self.damping_strength}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, plan included; for another schedule or number of ranks the own plan is kept.
@@ -376,6 +441,9 @@ class KFAC:
         like = next(iter(self._groups.values()))[0].detach().to(self._dtype)
         load_factors(state, self._factors, like)
         self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
+        if self._adaptation:
+            self._adaptation.strength = state.get("damping_strength", 1.0)
+            self._adaptation.forget()
         same = plan.schedule == self.plan.schedule or self._schedule == "auto"
         if same and plan.world_size == self._communicator.world_size and plan != self.plan:
             check_plan(plan, self.layer_sizes, plan.world_size)

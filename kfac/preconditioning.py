@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ def precondition_gradients(
     step: int,
     kl_clip: float | None,
     strength: float = 1.0,
-    corrected: Mapping[int, Tensor] | None = None,
 ) -> None:
     """Replace the gradients of layers with inverses by ``nu`` times the preconditioned ones, without waiting for the
     device.
@@ -33,7 +32,6 @@ def precondition_gradients(
         step: at which the learning rates (of the KL clip) and dampings hold.
         kl_clip: the bound of the KL clip, or None for ``nu = 1``.
         strength: multiplies every layer's damping.
-        corrected: eigenvalues per layer (its index) that stand in for ``lambda_G lambda_A^T``.
     """
     configs = [layer.config for layer in layers]
     rates, dampings = options_at(configs, "lr", step), options_at(configs, "damping", step)
@@ -46,8 +44,7 @@ def precondition_gradients(
         gradient = layer.gradient_matrix(access)
         if gradient is None:
             continue
-        correction = (corrected or {}).get(k)
-        result = _solve(a, g, gradient, strength * dampings[k], correction)
+        result = _solve(a, g, gradient, strength * dampings[k])
         products.append((result * gradient).sum() * rates[k] ** 2)
         preconditioned.append((layer, result))
     if preconditioned and kl_clip is not None:
@@ -58,10 +55,12 @@ def precondition_gradients(
         layer.set_gradient(result, access)
 
 
-def _solve(a: FactorState, g: FactorState, gradient: Tensor, damping: float, correction: Tensor | None) -> Tensor:
+def _solve(a: FactorState, g: FactorState, gradient: Tensor, damping: float) -> Tensor:
     if a.inverse is not None and g.inverse is not None:
         return precondition(gradient.to(a.inverse.dtype), a.inverse, g.inverse)
     assert a.vectors is not None and a.values is not None  # noqa: PT018 (decomposed together)
     assert g.vectors is not None and g.values is not None  # noqa: PT018
-    eigenvalues = kronecker_eigenvalues(a.values, g.values, a.shape.groups) if correction is None else correction
+    eigenvalues = g.corrected
+    if eigenvalues is None:
+        eigenvalues = kronecker_eigenvalues(a.values, g.values, a.shape.groups)
     return precondition_in_basis(gradient.to(a.vectors.dtype), a.vectors, g.vectors, eigenvalues, damping)

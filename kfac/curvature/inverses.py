@@ -43,7 +43,7 @@ def eigendecomposition(factor: Tensor) -> tuple[Tensor, Tensor] | None:
         return torch.ones_like(factor), factor[:, :, 0].clamp(min=0.0)
     try:
         values, vectors = torch.linalg.eigh(factor)
-    except torch._C._LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         if factor.dtype == torch.float64:
             return None
         again = eigendecomposition(factor.double())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -53,6 +53,8 @@ class KFACLayer(ABC):
     """As in ``KFACConfig.layers``."""
     sample_dims = 2
     """Dimensions of an input with a sample dimension and no shared positions beyond what the layer needs."""
+    corrects = True
+    """Whether :meth:`sample_gradients` exists, so that EKFAC can correct the eigenvalues."""
     needs_input = False
     """Whether the statistic of G is made from the input as well."""
     a: Blocks
@@ -84,6 +86,17 @@ class KFACLayer(ABC):
 
         ``x`` is the input of the same call, where the layer needs it.
         """
+
+    def sample_gradients(self, x: Tensor, g: Tensor, module: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows whose products are the gradients of single samples, some samples at a time.
+
+        Sample n's gradient is the sum over the positions s of the outer products of ``g_rows[:, n, s]`` and
+        ``a_rows[:, n, s]``.
+
+        Yields:
+            ``a_rows [groups, samples, positions, rows of A]`` and ``g_rows [groups, samples, positions, rows of G]``.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def gradient_matrix(self, access: GradientAccess) -> Tensor | None:

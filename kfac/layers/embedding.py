@@ -20,6 +20,7 @@ class EmbeddingLayer(KFACLayer):
     """
 
     kind = "embedding"
+    corrects = False  # a gradient per sample would be as large as the embedding
 
     def __init__(self, name: str, module: nn.Embedding, config: KFACConfig) -> None:
         super().__init__(name, module, (module.weight,), config)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +19,15 @@ from kfac.layers.weight import Convolution
 class VectorLayer(KFACLayer):
     """Parameters seen as the outputs of a linear layer whose only input is 1: A is 1, and G holds the second moments of
     each sample's gradient, in blocks.
+
+    Attributes:
+        parts: parts of a sample's gradient that are independent of each other.
     """
 
     def __init__(self, name: str, module: nn.Module, parameters: Sequence[Tensor], config: KFACConfig) -> None:
         super().__init__(name, module, parameters, config)
         self.a = Blocks(1, 1, 1, 1)
+        self.parts = 1
         self.channels = self.parameters[0].numel()
 
     def positions(self, output: Tensor) -> int:  # noqa: D102
@@ -30,6 +35,22 @@ class VectorLayer(KFACLayer):
 
     def add_a_statistic(self, x: Tensor, total: Tensor, weight: float, module: nn.Module) -> None:  # noqa: D102
         total += weight * x.shape[0]
+
+    @abstractmethod
+    def rows(self, x: Tensor | None, g: Tensor, module: nn.Module) -> Tensor:
+        """Every sample's gradient ``[samples, rows of G]``, in the order of :meth:`gradient_matrix`."""
+
+    def sample_gradients(  # noqa: D102
+        self, x: Tensor, g: Tensor, module: nn.Module
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        rows = self.rows(x, g, module)
+        yield rows.new_ones(1, len(rows), 1, 1), rows[None, :, None]
+
+    def add_g_statistic(  # noqa: D102
+        self, g: Tensor, total: Tensor, weight: float, module: nn.Module, x: Tensor | None = None
+    ) -> None:
+        rows = self.rows(x, g, module)
+        statistics.add_moments(rows.view(len(rows), self.parts, -1).transpose(0, 1), total, weight)
 
     def gradient_matrix(self, access: GradientAccess) -> Tensor | None:  # noqa: D102
         parts = [access.get(parameter) for parameter in self.parameters]
@@ -59,12 +80,10 @@ class BiasLayer(VectorLayer):
         self.g = Blocks.of(1, self.channels, config.max_dim)
         self.sample_dims = 2 if isinstance(module, nn.Linear) else module.weight.dim()
 
-    def add_g_statistic(  # noqa: D102
-        self, g: Tensor, total: Tensor, weight: float, module: nn.Module, x: Tensor | None = None
-    ) -> None:
-        linear = isinstance(module, nn.Linear)
-        rows = g.reshape(len(g), -1, self.channels).sum(1) if linear else g.flatten(2).sum(2)
-        statistics.add_moments(rows[None], total, weight)
+    def rows(self, x: Tensor | None, g: Tensor, module: nn.Module) -> Tensor:  # noqa: D102
+        if isinstance(module, nn.Linear):
+            return g.reshape(len(g), -1, self.channels).sum(1)
+        return g.flatten(2).sum(2)
 
 
 class NormLayer(VectorLayer):
@@ -83,6 +102,7 @@ class NormLayer(VectorLayer):
         self._scaled = any(p is weight for p in trainable)
         self._shifted = any(p is bias for p in trainable)
         self.g = Blocks(1, self.channels * len(trainable), self.channels, len(trainable))
+        self.parts = self.channels
         self._trailing = len(getattr(module, "normalized_shape", ()))
         if self._trailing:
             self.sample_dims = 1 + self._trailing
@@ -95,14 +115,11 @@ class NormLayer(VectorLayer):
             return tensor.reshape(tensor.shape[0], -1, self.channels).sum(1)
         return tensor.reshape(tensor.shape[0], self.channels, -1).sum(2)
 
-    def add_g_statistic(  # noqa: D102
-        self, g: Tensor, total: Tensor, weight: float, module: nn.Module, x: Tensor | None = None
-    ) -> None:
+    def rows(self, x: Tensor | None, g: Tensor, module: nn.Module) -> Tensor:  # noqa: D102
         assert x is not None
-        parts = [self._per_channel(g * normalized(module, x))] if self._scaled else []
-        parts += [self._per_channel(g)] if self._shifted else []
-        rows = torch.stack(parts, 2)  # [samples, channels, 1 or 2]
-        statistics.add_moments(rows.transpose(0, 1), total, weight)
+        columns = [self._per_channel(g * normalized(module, x))] if self._scaled else []
+        columns += [self._per_channel(g)] if self._shifted else []
+        return torch.stack(columns, 2).flatten(1)
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

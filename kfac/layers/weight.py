@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,10 @@ class WeightLayer(KFACLayer):
         if self.bias is not None:
             access.set(self.bias, matrix[:, :, -1].reshape(-1))
 
+    def with_bias(self, rows: Tensor) -> Tensor:
+        """``rows [..., columns]`` with a trailing 1 where there is a bias."""
+        return rows if self.bias is None else torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], -1)
+
     def add_inputs(self, rows: Tensor, total: Tensor, weight: float) -> None:
         """Add the moments of ``rows [groups, samples, positions, columns]`` to A."""
         groups, _, positions, columns = rows.shape
@@ -91,6 +96,11 @@ class LinearLayer(WeightLayer):
     ) -> None:
         self.add_output_gradients(g.reshape(g.shape[0], -1, g.shape[-1]).movedim(2, 0), total, weight)
 
+    def sample_gradients(  # noqa: D102
+        self, x: Tensor, g: Tensor, module: nn.Module
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        yield tuple(t.reshape(1, len(t), -1, t.shape[-1]) for t in (self.with_bias(x), g))  # type: ignore[misc]
+
 
 class ConvolutionLayer(WeightLayer):
     """``nn.Conv1d``, ``Conv2d`` or ``Conv3d`` on ``[samples, channels, *sizes]``; output pixels are shared positions.
@@ -108,8 +118,12 @@ class ConvolutionLayer(WeightLayer):
         return math.prod(output.shape[2:])
 
     def add_a_statistic(self, x: Tensor, total: Tensor, weight: float, module: nn.Module) -> None:  # noqa: D102
+        for patches in self._patches(x, module):
+            self.add_inputs(patches, total, weight)
+
+    def _patches(self, x: Tensor, module: nn.Module) -> Iterator[Tensor]:
         assert isinstance(module, Convolution)
-        for patches in statistics.convolution_patches(
+        return statistics.convolution_patches(
             x,
             module.kernel_size,
             module.stride,
@@ -117,13 +131,22 @@ class ConvolutionLayer(WeightLayer):
             module.dilation,
             module.padding_mode,
             self.groups,
-        ):
-            self.add_inputs(patches, total, weight)
+        )
 
     def add_g_statistic(  # noqa: D102
         self, g: Tensor, total: Tensor, weight: float, module: nn.Module, x: Tensor | None = None
     ) -> None:
         self.add_output_gradients(g.flatten(2).transpose(0, 1), total, weight)
+
+    def sample_gradients(  # noqa: D102
+        self, x: Tensor, g: Tensor, module: nn.Module
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        done = 0
+        for patches in self._patches(x, module):
+            part = g[done : done + patches.shape[1]].flatten(2)
+            done += len(part)
+            rows = part.view(len(part), self.groups, self.g.width, -1).permute(1, 0, 3, 2)
+            yield self.with_bias(patches), rows
 
     def matrix_from_weight(self, weight: Tensor) -> Tensor:  # noqa: D102
         return weight.movedim(1, -1).reshape(self.groups, self.g.width, -1)
