@@ -11,24 +11,42 @@ from kfac.curvature.blocks import multiply_left, multiply_right, pad_to
 def damped_inverse(factor: Tensor, damping: float) -> Tensor | None:
     """``(factor + damping I)^-1`` of symmetric blocks ``factor [blocks, d, d]`` by Cholesky.
 
-    The factor is left as it is. What fails in float32 is tried again in float64.
+    The factor is left as it is. What fails in float32 is tried again in float64; where the damping is lost in the
+    rounding of the factor itself, eigenvalues below that rounding are raised to it.
 
     Returns:
-        the symmetric inverse, or None where the damped factor is not positive definite even in float64.
+        the symmetric inverse, or None where the factor is not finite or has no positive eigenvalue.
     """
+    inverse = _cholesky_inverse(factor, damping)
+    if inverse is None and factor.dtype != torch.float64:
+        inverse = _cholesky_inverse(factor.double(), damping)
+    if inverse is None:
+        inverse = _inverse_above_rounding(factor, damping)
+    return None if inverse is None else inverse.to(factor.dtype)
+
+
+def _cholesky_inverse(factor: Tensor, damping: float) -> Tensor | None:
     damped = factor.clone()
     damped.diagonal(dim1=1, dim2=2).add_(damping)
     if damped.shape[-1] == 1:
         return damped.reciprocal_() if bool((damped > 0).all()) else None
     lower, info = torch.linalg.cholesky_ex(damped)
-    if not bool(info.any()):
-        # LAPACK's result is column-major. Its transpose is the same matrix row by row, so that a rank that receives the
-        # inverse computes with bitwise the same operands in the same layout as the one that made it.
-        return torch.cholesky_inverse(lower).mT
-    if factor.dtype != torch.float64:
-        inverse = damped_inverse(factor.double(), damping)
-        return None if inverse is None else inverse.to(factor.dtype)
-    return None
+    if bool(info.any()):
+        return None
+    # LAPACK's result is column-major. Its transpose is the same matrix row by row, so that a rank that receives the
+    # inverse computes with bitwise the same operands in the same layout as the one that made it.
+    return torch.cholesky_inverse(lower).mT
+
+
+def _inverse_above_rounding(factor: Tensor, damping: float) -> Tensor | None:
+    parts = _eigh(factor.double())
+    if parts is None:
+        return None
+    vectors, values = parts
+    floor = torch.finfo(factor.dtype).eps * values.amax(-1, keepdim=True)
+    if bool((values < -10 * factor.shape[-1] * floor).any()):
+        return None  # that is no rounding
+    return inverse_from_eigen(vectors, torch.maximum(values, floor), damping)
 
 
 def eigendecomposition(factor: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -39,17 +57,20 @@ def eigendecomposition(factor: Tensor) -> tuple[Tensor, Tensor] | None:
     Returns:
         None where it does not converge even in float64, or is not finite.
     """
+    parts = _eigh(factor)
+    # What lies below zero is rounding: a factor is a sum of squares.
+    return None if parts is None else (parts[0], parts[1].clamp(min=0.0))
+
+
+def _eigh(factor: Tensor) -> tuple[Tensor, Tensor] | None:
     if factor.shape[-1] == 1:
-        return torch.ones_like(factor), factor[:, :, 0].clamp(min=0.0)
+        return torch.ones_like(factor), factor[:, :, 0]
     try:
         values, vectors = torch.linalg.eigh(factor)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        if factor.dtype == torch.float64:
-            return None
-        again = eigendecomposition(factor.double())
+        again = None if factor.dtype == torch.float64 else _eigh(factor.double())
         return None if again is None else (again[0].to(factor.dtype), again[1].to(factor.dtype))
-    # What lies below zero is rounding: a factor is a sum of squares.
-    return vectors.contiguous(), values.clamp_(min=0.0)
+    return vectors.contiguous(), values
 
 
 def inverse_from_eigen(vectors: Tensor, values: Tensor, damping: float) -> Tensor | None:

@@ -230,6 +230,20 @@ def test_what_fails_in_float32_is_inverted_in_float64():
     torch.testing.assert_close(inverse.double(), expected, rtol=1e-5, atol=1e-2)
 
 
+def test_a_damping_below_the_rounding_of_the_factor_gives_a_bounded_inverse():
+    """A float32 moment of rank 2 is indefinite by its rounding, far more than by this damping."""
+    rows = 1e4 * torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
+    matrix = rows.T @ rows
+    damping = 1e-6
+    assert torch.linalg.cholesky_ex(matrix.double() + damping * torch.eye(6, dtype=D)).info.item() != 0
+    inverse = damped_inverse(matrix[None], damping)
+    assert inverse is not None
+    values = torch.linalg.eigvalsh(inverse[0].double())
+    top = torch.linalg.eigvalsh(matrix.double())[-1]
+    assert values[0] > -1e-6 * values[-1]
+    assert values[-1] <= 1.01 / (torch.finfo(torch.float32).eps * top)
+
+
 def test_an_indefinite_factor_has_no_inverse():
     matrix = torch.stack([torch.eye(3), -torch.eye(3)])
     assert damped_inverse(matrix.clone(), 0.5) is None
