@@ -29,9 +29,9 @@ def _cholesky_inverse(factor: Tensor, damping: float) -> Tensor | None:
     damped = factor.clone()
     damped.diagonal(dim1=1, dim2=2).add_(damping)
     if damped.shape[-1] == 1:
-        return damped.reciprocal_() if bool((damped > 0).all()) else None
+        return damped.reciprocal_() if bool(((damped > 0) & damped.isfinite()).all()) else None
     lower, info = torch.linalg.cholesky_ex(damped)
-    if bool(info.any()):
+    if bool(info.any() | ~lower.sum().isfinite()):
         return None
     # LAPACK's result is column-major. Its transpose is the same matrix row by row, so that a rank that receives the
     # inverse computes with bitwise the same operands in the same layout as the one that made it.
@@ -63,6 +63,8 @@ def eigendecomposition(factor: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _eigh(factor: Tensor) -> tuple[Tensor, Tensor] | None:
+    if not bool(factor.isfinite().all()):
+        return None
     if factor.shape[-1] == 1:
         return torch.ones_like(factor), factor[:, :, 0]
     try:
