@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from kfac.curvature.scaling import position_weights
 from kfac.ekfac import EigenvalueCorrection
 from kfac.hooks import ForwardHook
 from kfac.layers import KFACLayer
+from kfac.loss_scale import LossScale
 from kfac.recording import Recorder
 
 
@@ -24,7 +25,7 @@ class _Side:
     """One factor's sum over this rank's samples of the step, and how many they are (of loss terms, where given)."""
 
     total: Tensor | None = None
-    count: float = 0.0
+    count: float | Tensor = 0.0
 
     def sum(self, shape: Blocks, like: Tensor) -> Tensor:
         """The sum so far ``[blocks, dim, dim]``, to be added to."""
@@ -35,13 +36,21 @@ class _Side:
 
 @dataclass
 class _Progress:
-    """Where a layer stands in the step: passes are forward-backward pairs, calls are uses within one pass."""
+    """Where a layer stands in the step. A pass is a forward pass with one or several calls, and a backward pass."""
 
-    forward_passes: int = 0
-    backward_passes: int = 0
-    open_calls: int = 0
+    passes: int = 0
     calls: int = 0
-    a_samples: int = 0  # of the pass under way: the most that one of its calls had
+    """Of all passes."""
+    open_calls: int = 0
+    """Calls that wait for their gradient."""
+    pass_calls: int = 0
+    """Of the pass under way, like what follows."""
+    turned: bool = False
+    """Whether it had a gradient."""
+    over: bool = True
+    """Whether a call within a backward pass begins another one: the layer has run outside of it since."""
+    a_samples: int = 0
+    """The most that one of its calls had."""
     g_samples: int = 0
 
 
@@ -53,6 +62,9 @@ class _Call:
     module: nn.Module
     positions: int
     x: Tensor | None
+    progress: _Progress
+    deferred: bool = False
+    """It happened within a backward pass, and counts if it gets a gradient."""
     seen: bool = False
 
 
@@ -66,6 +78,10 @@ class StatisticsCollector:
     G is hooked on the layer's output tensor, which also works where an in-place activation follows. Passes whose output
     needs no gradient are ignored.
 
+    Activation checkpointing runs layers again within the backward pass. With ``use_reentrant=True`` these runs are the
+    ones that are differentiated (the first ones record no graph); without, they only fill in what the graph of the
+    first runs needs. So a run within a backward pass counts when, and if, its output gets a gradient.
+
     Args:
         layers: the layers, in the order of the indices passed to ``on_ready``.
         scaling: see :mod:`kfac.curvature.scaling`.
@@ -74,10 +90,11 @@ class StatisticsCollector:
         recorder: records the work as FactorComp.
         on_ready: called with ("A" or "G", layer index) when a statistic of the step is complete on this rank.
         has_left: whether the A statistic of a layer has been sent in this step.
+        loss_scale: what output gradients are divided by.
         correction: of eigenvalues; is given inputs and output gradients together.
 
     Attributes:
-        loss_terms: of the backward passes to come; None: one per sample.
+        loss_terms: of the backward pass under way or to come; None: one per sample.
     """
 
     def __init__(
@@ -90,6 +107,7 @@ class StatisticsCollector:
         recorder: Recorder,
         on_ready: Callable[[Literal["A", "G"], int], None],
         has_left: Callable[[int], bool],
+        loss_scale: LossScale,
         correction: EigenvalueCorrection | None = None,
     ) -> None:
         self._layers = layers
@@ -99,11 +117,12 @@ class StatisticsCollector:
         self._recorder = recorder
         self._on_ready = on_ready
         self._has_left = has_left
+        self._loss_scale = loss_scale
         self._correction = correction
         self._calls_seen = [0] * len(layers)
         self._trained = [False] * len(layers)
         self.collecting = False
-        self.loss_terms: float | None = None
+        self.loss_terms: float | Tensor | None = None
         self._output_gradients: Literal["collect", "add", "ignore"] = "collect"
         self._reset()
         self._hooks = [
@@ -115,6 +134,8 @@ class StatisticsCollector:
     def _reset(self) -> None:
         self._sides = {side: [_Side() for _ in self._layers] for side in "AG"}
         self._progress = [_Progress() for _ in self._layers]
+        self._told: set[bool] = set()
+        self._unscale: Tensor | None = None
 
     def begin(self, collecting: bool) -> None:
         """Start a step, which collects statistics or does not.
@@ -123,8 +144,8 @@ class StatisticsCollector:
         during which it is not reported ready: a layer that is used twice must not be sent after its first use.
         """
         for index, progress in enumerate(self._progress):
-            if progress.forward_passes:
-                self._trained[index] = progress.backward_passes > 0
+            if progress.passes:
+                self._trained[index] = progress.turned
         self._reset()
         self.collecting = collecting
 
@@ -137,47 +158,74 @@ class StatisticsCollector:
         finally:
             self._output_gradients = before
 
-    def take(self, side: str, index: int) -> tuple[Tensor | None, float]:
+    def take(self, side: str, index: int) -> tuple[Tensor | None, float | Tensor]:
         """The sum ``[blocks, d, d]`` (None if the layer was not used) and its count; the sum is given away."""
-        slot = self._sides[side][index]
+        slot, progress = self._sides[side][index], self._progress[index]
         total, slot.total = slot.total, None
+        if side == "G" and total is not None and progress.calls != progress.passes:
+            total.mul_(progress.passes / progress.calls)  # the calls of a pass are shared positions, as pixels are
         return total, slot.count
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks; compiled code may still call them, for nothing."""
+        self.collecting = False
         for hook in self._hooks:
             hook.remove()
 
     def after_forward(self, index: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """A layer has run."""
-        if not self.collecting or not isinstance(output, Tensor) or not output.requires_grad or not output.numel():
+        if not self.collecting or not isinstance(output, Tensor) or not output.numel():
             return
-        progress, layer = self._progress[index], self._layers[index]
-        if progress.open_calls and _in_backward():
-            return  # activation checkpointing runs the forward pass again: the first time was counted
-        if progress.open_calls == 0:
-            self._open_pass(index)
+        progress, layer, within = self._progress[index], self._layers[index], _in_backward()
+        if not any(parameter is layer.parameters[0] for parameter in module._parameters.values()):
+            return  # torch.func.functional_call with other parameters
+        if not within and progress.open_calls == 0:
+            progress.over = True
+        if not output.requires_grad:
+            return
+        x = layer.batched((args[0] if args else kwargs["input"]).detach())
+        call = _Call(index, module, layer.positions(layer.batched(output)), x, progress, deferred=within)
+        output.register_hook(partial(self._output_gradient, call))
+        if within:
+            return
+        seen = self._calls_seen[index]
+        self._add_input(call)
+        complete = progress.passes == self._passes and progress.open_calls == seen == 1
+        if self._trained[index] and complete:
+            self._on_ready("A", index)
+
+    def _add_input(self, call: _Call) -> None:
+        """Count a call, and its input."""
+        index, progress, layer, x = call.index, call.progress, self._layers[call.index], call.x
+        assert x is not None
         self._count_call(index)
-        x = args[0] if args else kwargs["input"]
-        with torch.no_grad(), self._recorder.span("FactorComp", f"A {layer.name}"):
-            x = layer.batched(x.detach())
-            positions = layer.positions(layer.batched(output))
-            weight, _ = position_weights(self._scaling, positions, layer.kind == "convolution")
+        with self._computing(f"A {layer.name}", x):
+            weight, _ = position_weights(self._scaling, call.positions, layer.kind == "convolution")
             side = self._sides["A"][index]
-            layer.add_a_statistic(self._wide(x), side.sum(layer.a, self._like(x)), weight, module)
-            side.count += max(0, x.shape[0] - progress.a_samples)
-            progress.a_samples = max(progress.a_samples, x.shape[0])
-            call = _Call(index, module, positions, x if layer.needs_input or self._corrects(index) else None)
-            output.register_hook(partial(self._output_gradient, call))
-            seen = self._calls_seen[index]
-            complete = progress.forward_passes == self._passes and progress.open_calls == seen == 1
-            if self._trained[index] and complete:
-                self._on_ready("A", index)
-        self._calls_seen[index] = max(seen, progress.open_calls)
+            layer.add_a_statistic(self._wide(x), side.sum(layer.a, self._like(x)), weight, call.module)
+        side.count += max(0, x.shape[0] - progress.a_samples)
+        progress.a_samples = max(progress.a_samples, x.shape[0])
+        if not (layer.needs_input or self._corrects(index)):
+            call.x = None
+
+    @contextmanager
+    def _computing(self, name: str, like: Tensor) -> Iterator[None]:
+        """Work on statistics, in their own precision whatever surrounds it."""
+        kind = like.device.type
+        full = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        with torch.no_grad(), full, self._recorder.span("FactorComp", name):
+            yield
 
     def _wide(self, tensor: Tensor) -> Tensor:
         """``tensor`` in the statistics' dtype; whole numbers stay what they are."""
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+    def _without_scale(self, gradient: Tensor) -> Tensor:
+        if not self._loss_scale.enabled:
+            return gradient
+        if self._unscale is None:
+            self._unscale = self._loss_scale.inverse(gradient.device).to(gradient)
+        return gradient * self._unscale
 
     def _corrects(self, index: int) -> bool:
         return self._correction is not None and self._correction.wants(index)
@@ -187,15 +235,19 @@ class StatisticsCollector:
 
     def _count_call(self, index: int) -> None:
         progress, name = self._progress[index], self._layers[index].name
+        if progress.open_calls == 0 and progress.over:
+            self._open_pass(index)
         if self._has_left(index):
             raise RuntimeError(
                 f"layer {name!r} runs forward again before its backward pass, and its statistic has been sent: run "
                 "passes that are not trained on (validation) under torch.no_grad(); where a layer's number of calls in "
                 "a pass varies, use a schedule with pipelining='none'"
             )
+        progress.calls += 1
         progress.open_calls += 1
-        progress.calls = max(progress.calls, progress.open_calls)
-        if progress.open_calls > 1 and self._scaling != "standard":
+        progress.pass_calls += 1
+        self._calls_seen[index] = max(self._calls_seen[index], progress.pass_calls)
+        if progress.pass_calls > 1 and self._scaling != "standard":
             raise RuntimeError(
                 f"layer {name!r} is called several times in a pass, for which scaling={self._scaling!r} says nothing: "
                 "use scaling='standard', or exclude the layer"
@@ -203,9 +255,10 @@ class StatisticsCollector:
 
     def _open_pass(self, index: int) -> None:
         progress = self._progress[index]
-        progress.forward_passes += 1
-        progress.a_samples = progress.g_samples = 0
-        if progress.forward_passes > self._passes:
+        progress.passes += 1
+        progress.pass_calls = progress.a_samples = progress.g_samples = 0
+        progress.turned = progress.over = False
+        if progress.passes > self._passes:
             raise RuntimeError(
                 f"layer {self._layers[index].name!r} has seen more forward passes with gradients than "
                 f"accumulation_steps={self._passes} since the last step(): set KFACConfig.accumulation_steps to the "
@@ -218,43 +271,58 @@ class StatisticsCollector:
         if not self.collecting or self._output_gradients == "ignore":
             return
         last = self._output_gradients == "collect"
-        if call.seen or progress.open_calls == 0:
+        if call.seen or call.progress is not progress:
             raise RuntimeError(
-                f"the output of layer {layer.name!r} has been given a second gradient: with several backward passes "
-                "through one forward pass (retain_graph, gradient penalties) add the losses and go backward once, or "
-                "run the extra passes on a copy of the model"
+                f"the output of layer {layer.name!r} has been given a second gradient, or one after the step() that it "
+                "belongs to: with several backward passes through one forward pass (retain_graph, gradient penalties) "
+                "add the losses and go backward once, or run the extra passes on a copy of the model"
             )
+        if call.deferred:
+            self._add_input(call)
+            call.deferred = False
         call.seen = last
-        with torch.no_grad(), self._recorder.span("FactorComp", f"G {layer.name}"):
-            g = self._wide(layer.batched(gradient.detach()))
+        with self._computing(f"G {layer.name}", gradient):
+            g = self._without_scale(self._wide(layer.batched(gradient.detach())))
             x = None if call.x is None else self._wide(call.x)
-            _, weight = position_weights(self._scaling, call.positions * progress.calls, layer.kind == "convolution")
+            _, weight = position_weights(self._scaling, call.positions, layer.kind == "convolution")
             side = self._sides["G"][index]
             if self._correction is not None and self._corrects(index) and x is not None:
-                self._correction.add(index, x, g, call.module, progress.calls > 1)
+                self._correction.add(index, x, g, call.module, progress.pass_calls > 1)
             layer.add_g_statistic(g, side.sum(layer.g, g), weight, call.module, x)
-            if not last:
-                return
+        self._count_gradient(index, g.shape[0])
+        if last:
             call.x = None
-            progress.g_samples = max(progress.g_samples, g.shape[0])
             progress.open_calls -= 1
-            if progress.open_calls == 0:
-                self._close_pass(index)
+            self._report(index)
 
-    def _close_pass(self, index: int) -> None:
-        progress = self._progress[index]
-        progress.backward_passes += 1
+    def _count_gradient(self, index: int, samples: int) -> None:
+        progress, side = self._progress[index], self._sides["G"][index]
         terms = self.loss_terms if self._scaling == "standard" else None
-        self._sides["G"][index].count += progress.g_samples if terms is None else terms
-        progress.calls = 0 if progress.backward_passes < self._passes else progress.calls
-        if self._trained[index] and progress.backward_passes == self._passes:
+        if terms is None:
+            side.count += max(0, samples - progress.g_samples)
+            progress.g_samples = max(progress.g_samples, samples)
+        elif not progress.turned:
+            side.count += terms
+        progress.turned = True
+        self._told.add(self.loss_terms is not None)
+        if len(self._told) > 1:
+            raise RuntimeError(
+                "kfac.curvature(...) surrounds some of the step's backward passes and not others: use it for all of a "
+                "step's micro-batches, or for none"
+            )
+
+    def _report(self, index: int) -> None:
+        """Say so if the layer's statistics of the step are complete."""
+        progress = self._progress[index]
+        complete = progress.passes == self._passes and progress.open_calls == 0
+        if complete and self._trained[index] and progress.pass_calls >= self._calls_seen[index]:
             self._on_ready("A", index)  # for a layer that is called several times per pass, only now
             self._on_ready("G", index)
 
     @property
     def started(self) -> bool:
         """Whether a forward pass of this step has been seen."""
-        return any(progress.forward_passes for progress in self._progress)
+        return any(progress.passes for progress in self._progress)
 
     def finish(self) -> None:
         """End the step's passes.

@@ -40,10 +40,11 @@ class LevenbergMarquardt:
         """Whether a step has been noted whose loss afterwards is not known yet."""
         return bool(self._before)
 
-    def note(self, step: int, parameters: Sequence[nn.Parameter]) -> None:
-        """Keep parameters and gradients before a step that counts; the gradients are not preconditioned yet."""
+    def note(self, step: int, parameters: Sequence[nn.Parameter], access: GradientAccess) -> None:
+        """Keep parameters and gradients as they are before a step that counts (gradients not yet preconditioned)."""
         if (step + 1) % self._interval == 0:
-            self._before = [(p, p.detach().clone(), p.grad.clone()) for p in parameters if p.grad is not None]
+            gradients = [(p, access.get(p)) for p in parameters]
+            self._before = [(p, p.detach().clone(), g.clone()) for p, g in gradients if g is not None]
 
     def forget(self) -> None:
         """The step does not count (it was skipped)."""

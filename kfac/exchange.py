@@ -46,7 +46,7 @@ class FactorExchange:
         elements = sum(self._plan.factors[i].elements for i in items)
         buffer = self._like.new_empty(elements + len(items))
         triangles, counts = self._parts(items, buffer)
-        samples = []
+        samples: list[float | Tensor] = []
         for i, triangle in zip(items, triangles, strict=True):
             total, count = self._collector.take(self._plan.factors[i].side, i // 2)
             samples.append(count)
@@ -55,7 +55,7 @@ class FactorExchange:
             else:
                 pack(total, triangle)
         self._local_sums.append((tuple(items), buffer[:elements].sum()))
-        counts.copy_(torch.tensor(samples))
+        counts.copy_(_row(samples, buffer))
         return buffer
 
     def unpack(self, messages: Sequence[tuple[Message, Tensor]]) -> Received:
@@ -83,3 +83,10 @@ class FactorExchange:
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         where = f"rank(s) {', '.join(map(str, ranks))}" if ranks else "the sum over the ranks (overflow)"
         return f"the statistics of {shown} are not finite on {where}"
+
+
+def _row(counts: Sequence[float | Tensor], like: Tensor) -> Tensor:
+    """Numbers, of which some may still be under way on the device, as one tensor."""
+    if not any(isinstance(count, Tensor) for count in counts):
+        return torch.tensor(counts)
+    return torch.stack([torch.as_tensor(count, dtype=like.dtype, device=like.device) for count in counts])

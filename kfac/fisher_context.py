@@ -1,4 +1,4 @@
-"""G from the model's outputs: backward passes of their own before that of the loss."""
+"""What the model's outputs tell of the loss: how many terms it has, and G from backward passes of their own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from kfac.collection import StatisticsCollector
 from kfac.config import KFACConfig
-from kfac.curvature.fisher import fisher_vectors
+from kfac.curvature.fisher import check_loss, counted_terms, fisher_vectors, loss_terms
 from kfac.layers import KFACLayer
+from kfac.loss_scale import LossScale
 from kfac.recording import Recorder
 
 
@@ -19,16 +20,23 @@ class FisherContext:
     """What surrounds a loss's backward pass, see :meth:`kfac.KFAC.curvature`.
 
     Args:
-        config: ``fisher`` and ``fisher_samples`` say what is computed.
+        config: ``fisher``, ``fisher_samples`` and ``loss_reduction`` say what is computed.
         layers: the preconditioned layers.
         collector: of their statistics; None where no curvature is computed.
         recorder: records the passes.
+        loss_scale: of mixed precision; the passes have it too.
     """
 
     def __init__(
-        self, config: KFACConfig, layers: Sequence[KFACLayer], collector: StatisticsCollector | None, recorder: Recorder
+        self,
+        config: KFACConfig,
+        layers: Sequence[KFACLayer],
+        collector: StatisticsCollector | None,
+        recorder: Recorder,
+        loss_scale: LossScale,
     ) -> None:
         self._config, self._collector, self._recorder = config, collector, recorder
+        self._loss_scale = loss_scale
         self._inputs = [parameter for layer in layers for parameter in layer.parameters]
         self.begin()
 
@@ -50,14 +58,41 @@ class FisherContext:
             )
 
     @contextmanager
-    def around(self, outputs: Tensor, loss_kind: str, weight: float) -> Iterator[None]:
-        """The context; on entry G is computed."""
+    def around(
+        self, outputs: Tensor, loss_kind: str, weight: float, targets: Tensor | None, ignore_index: int
+    ) -> Iterator[None]:
+        """The context; on entry G is computed, unless it comes from the loss's own backward pass."""
+        check_loss(outputs, loss_kind, targets)
         collector = self._collector
-        if self._config.fisher == "empirical" or collector is None or not collector.collecting:
+        if collector is None or not collector.collecting:
             yield
             return
+        counted = counted_terms(outputs, loss_kind, targets, ignore_index)
+        collector.loss_terms = loss_terms(outputs, loss_kind, counted)
+        try:
+            if self._config.fisher == "empirical":
+                yield
+                return
+            self._passes(collector, outputs, loss_kind, weight, counted)
+            self._entered += 1
+            with collector.output_gradients("ignore"):
+                yield
+        finally:
+            collector.loss_terms = None
+
+    def _passes(
+        self, collector: StatisticsCollector, outputs: Tensor, loss_kind: str, weight: float, counted: Tensor | None
+    ) -> None:
         samples = self._config.fisher_samples if self._config.fisher == "mc" else None
-        vectors = fisher_vectors(outputs, loss_kind, samples)
+        scale = 1.0 / self._loss_scale.inverse(outputs.device) if self._loss_scale.enabled else 1.0
+        vectors = fisher_vectors(
+            outputs,
+            loss_kind,
+            samples,
+            reduction=self._config.loss_reduction,
+            counted=counted,
+            factor=weight * scale,
+        )
         vector = next(vectors, None)
         while vector is not None:
             following = next(vectors, None)
@@ -66,8 +101,5 @@ class FisherContext:
                 self._recorder.span("BP", "backward pass for the Fisher"),
             ):
                 # The hooks on the layers' outputs see the gradients; those of the weights are thrown away.
-                torch.autograd.grad(outputs, self._inputs, vector * weight, retain_graph=True, allow_unused=True)
+                torch.autograd.grad(outputs, self._inputs, vector, retain_graph=True, allow_unused=True)
             vector = following
-        self._entered += 1
-        with collector.output_gradients("ignore"):
-            yield

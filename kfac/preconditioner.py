@@ -10,24 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kfac.collection import StatisticsCollector
 from kfac.communication import Communicator, get_communicator
-from kfac.config import KFACConfig, options_at
-from kfac.curvature.scaling import factor_scale
+from kfac.config import KFACConfig
 from kfac.damping_adaptation import LevenbergMarquardt
-from kfac.ekfac import EigenvalueCorrection
-from kfac.exchange import FactorExchange, Received
+from kfac.execution import Execution
 from kfac.factors import FactorState
-from kfac.fisher_context import FisherContext
-from kfac.gradients import GradientAverager
 from kfac.inversion import FactorInversionError, dampings, invert
-from kfac.layers import GradientAccess, KFACLayer, PlainGradients, describe_coverage, unwrap
-from kfac.messages import MessageQueue
-from kfac.planning import ClusterProfile, LayerProfile, Message, ModelProfile, Plan
+from kfac.layers import GradientAccess, PlainGradients, describe_coverage, unwrap
+from kfac.loss_scale import LossScale, ScaledGradients, all_finite
+from kfac.planning import ClusterProfile, LayerProfile, ModelProfile, Plan
 from kfac.preconditioning import precondition_gradients
 from kfac.recording import Recorder
-from kfac.setup import Schedule, check_plan, common_plan, layer_sizes, register_everywhere
-from kfac.state import check_state, load_factors, make_state
+from kfac.setup import (
+    Schedule,
+    check_plan,
+    common_plan,
+    layer_sizes,
+    register_everywhere,
+    require_same_parameters,
+    trainable,
+)
+from kfac.state import check_state, dense, load_factors, make_state
 
 __all__ = ["KFAC", "FactorInversionError", "NonFiniteError"]
 
@@ -53,10 +56,14 @@ class KFAC:
         model_profile, cluster_profile: what to plan from; without them a shipped profile and the layers' dimensions.
         communicator: the ranks, if not the default ones.
         recorder: records timelines.
+        grad_scaler: the ``torch.amp.GradScaler`` that scales the loss (fp16). Statistics are unscaled; a step whose
+            gradients overflow changes nothing here and is skipped by the scaler. :meth:`step` takes gradients before
+            or after ``scaler.unscale_(optimizer)``; with ``average_gradients`` before it.
         gradients: where gradients are; :func:`kfac.engine.attach` gives DeepSpeed's.
 
     Raises:
-        ValueError: if the model has no layer to precondition, or the ranks disagree on model, config or schedule.
+        ValueError: if the model has no layer to precondition, or the ranks disagree on model, config or schedule, or
+            for a ``grad_scaler`` that is none.
     """
 
     def __init__(
@@ -70,10 +77,12 @@ class KFAC:
         cluster_profile: ClusterProfile | None = None,
         communicator: Communicator | None = None,
         recorder: Recorder | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
         gradients: GradientAccess | None = None,
     ) -> None:
         self.config = config or KFACConfig()
         self._gradients = gradients or PlainGradients()
+        self._loss_scale = LossScale(grad_scaler)
         self._communicator = communicator or get_communicator()
         self._model = unwrap(model)
         self._schedule = schedule
@@ -89,16 +98,14 @@ class KFAC:
         self.steps = 0
         self.skipped_steps = 0
         self._warned: set[str] = set()
-        self._collector: StatisticsCollector | None = None
-        self._exchange: FactorExchange | None = None
-        self._averager: GradientAverager | None = None
-        self._correction: EigenvalueCorrection | None = None
         self._adaptation: LevenbergMarquardt | None = None
         if self.config.damping_adaptation == "levenberg_marquardt" and self.plan.schedule.curvature:
             self._adaptation = LevenbergMarquardt(self.config.damping_interval)
-        self._factors: dict[tuple[str, str], FactorState] = {}
-        self._states: list[FactorState] = []
-        self._queue = MessageQueue(self._communicator, self._recorder, self._pack)
+        self._factors = {
+            (layer.name, side): FactorState(shape)
+            for layer in self.layers
+            for side, shape in (("A", layer.a), ("G", layer.g))
+        }
         self._attach()
 
     # ------------------------------------------------------------------ set-up
@@ -116,64 +123,30 @@ class KFAC:
 
     def _attach(self) -> None:
         """Hook the model for the present plan, keeping the factors' state."""
+        self._trainable = trainable(self._model)
+        self._execution = Execution(
+            self.plan,
+            self.layers,
+            [self._groups[name] for name in self.plan.layers] if self._average_gradients else [],
+            self._factors,
+            config=self.config,
+            dtype=self._dtype,
+            communicator=self._communicator,
+            recorder=self._recorder,
+            loss_scale=self._loss_scale,
+            warned=self._warned,
+        )
         self._closed = False
-        self._trainable = self._trainable_now()
-        by_name = {layer.name: layer for layer in self.layers}
-        self._ordered: list[KFACLayer] = [by_name[name] for name in self.plan.layers if name in by_name]
-        if self.plan.schedule.curvature:
-            factors = {
-                (f.layer, f.side): FactorState(by_name[f.layer].a if f.side == "A" else by_name[f.layer].g)
-                for f in self.plan.factors
-            }
-            self._factors = {key: self._factors.get(key, fresh) for key, fresh in factors.items()}
-            self._states = [self._factors[f.layer, f.side] for f in self.plan.factors]
-            if self.config.inverse_method == "ekfac":
-                self._correction = EigenvalueCorrection(self._ordered, self._states, self._communicator, self._recorder)
-            self._collector = StatisticsCollector(
-                self._ordered,
-                scaling=self.config.scaling,
-                dtype=self._dtype,
-                accumulation_steps=self.config.accumulation_steps,
-                recorder=self._recorder,
-                on_ready=lambda side, index: self._queue.ready(side, 2 * index + (side == "G")),
-                has_left=lambda index: self._queue.has_left("A", 2 * index),
-                correction=self._correction,
-            )
-            like = torch.empty(0, dtype=self._dtype, device=self._ordered[0].parameters[0].device)
-            self._exchange = FactorExchange(self.plan, self._collector, self._communicator, like)
-        self._fisher = FisherContext(self.config, self._ordered, self._collector, self._recorder)
-        if self._average_gradients:
-            self._averager = GradientAverager(
-                [self._groups[name] for name in self.plan.layers],
-                self.config.accumulation_steps,
-                self._communicator.world_size,
-                lambda index: self._queue.ready("gradient", index),
-            )
         self._begin()
 
     def _begin(self) -> None:
         collecting = self.steps % self.config.at("factor_interval", self.steps) == 0
-        if self._collector:
-            self._collector.begin(collecting)
-        if self._correction:
-            self._correction.begin(collecting and not self._inverses_due())
-        self._fisher.begin()
-        if self._exchange:
-            self._exchange.begin()
-        if self._averager:
-            self._averager.begin()
-        wanted = {"gradient"} if self._averager else set()
-        wanted |= {"A", "G"} if self._collector and collecting else set()
-        self._queue.begin([m for m in self.plan.messages if m.kind in wanted])
+        self._execution.begin(collecting, inverting=self._inverses_due())
 
     def close(self) -> None:
         """Remove every hook; the model is as it was."""
-        for part in (self._collector, self._averager):
-            if part:
-                part.close()
-        self._collector = self._exchange = self._averager = None
+        self._execution.close()
         self._closed = True
-        self._queue.begin(())
 
     def replan(
         self,
@@ -191,7 +164,7 @@ class KFAC:
             ValueError: if the profile is of another model.
         """
         self._require_boundary("replan")
-        self._require_same_parameters()
+        require_same_parameters(self._model, self._trainable)
         before = self._schedule
         if schedule is not None:
             self._schedule = schedule
@@ -207,37 +180,41 @@ class KFAC:
         return self.plan
 
     def _require_boundary(self, what: str) -> None:
-        parts = (self._collector, self._averager)
-        if self._queue.started or any(part is not None and part.started for part in parts):
+        if self._execution.started and not self._closed:
             raise RuntimeError(f"{what}() within a step: call it after step() and before the next forward pass")
-
-    def _trainable_now(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-
-    def _require_same_parameters(self) -> None:
-        now = self._trainable_now()
-        if len(now) != len(self._trainable) or any(a is not b for a, b in zip(now, self._trainable, strict=True)):
-            raise RuntimeError(
-                "parameters were frozen, unfrozen, added or replaced since KFAC was made: close() it and make a new one"
-            )
 
     # ------------------------------------------------------------------ one step
 
-    def curvature(self, outputs: Tensor, loss_kind: str, weight: float = 1.0) -> AbstractContextManager[None]:
-        """Compute G from the model's outputs (``fisher`` mc or exact); the loss's backward pass goes inside.
+    def curvature(
+        self,
+        outputs: Tensor,
+        loss_kind: str,
+        weight: float = 1.0,
+        *,
+        targets: Tensor | None = None,
+        ignore_index: int = -100,
+    ) -> AbstractContextManager[None]:
+        """Say what the loss is a function of; its backward pass goes inside.
 
-        ``with kfac.curvature(outputs, "classification"): loss.backward()``. With ``fisher="empirical"``, and in steps
-        that collect no statistics, it does nothing.
+        ``with kfac.curvature(outputs, "classification", targets=y): loss.backward()``. G is scaled by the number of
+        loss terms (tokens, where a mean is over tokens), which without this is taken for the number of samples; with
+        ``fisher`` mc or exact G is computed from the outputs. Use it for all backward passes of a step, or for none. In
+        steps that collect no statistics it does nothing.
 
         Args:
-            outputs: the model's outputs, with their graph (logits for classification).
-            loss_kind: ``classification`` (mean cross-entropy) or ``regression`` (``nn.MSELoss``).
-            weight: what the mean loss is multiplied by (with unequal shards, or 1/k for k micro-batches).
+            outputs: the model's outputs, with their graph: logits ``[N, classes, *positions]`` of a classification, of
+                which every position is a term; else ``[N, *positions, d]``, where every row of d is one.
+            loss_kind: ``classification`` (``nn.CrossEntropyLoss``), ``regression`` (``nn.MSELoss``) or ``binary``
+                (``nn.BCEWithLogitsLoss``), reduced as ``KFACConfig.loss_reduction`` says.
+            weight: what the loss of these outputs is weighted with in that of the whole batch: 1/k with k equal
+                micro-batches, (terms here) * ranks / (all terms) with unequal shards of a mean.
+            targets: labels as the loss takes them, to know which are ``ignore_index``; without, all terms count.
+            ignore_index: the label of terms that do not count in a classification.
 
         Raises:
-            ValueError: on entry, for an unknown loss kind.
+            ValueError: on entry, for an unknown loss kind, or shapes that do not fit it.
         """
-        return self._fisher.around(outputs, loss_kind, weight)
+        return self._execution.fisher.around(outputs, loss_kind, weight, targets, ignore_index)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -249,7 +226,7 @@ class KFAC:
         """
         if self._closed:
             raise RuntimeError("step() after close(): the model is not preconditioned any more")
-        self._require_same_parameters()
+        require_same_parameters(self._model, self._trainable)
         if self.adapts_damping:
             raise RuntimeError(
                 "damping_adaptation: the last step's loss afterwards is missing. Call "
@@ -258,8 +235,7 @@ class KFAC:
         device_type = next(iter(self._groups.values()))[0].device.type
         try:
             with torch.autocast(device_type, enabled=False):
-                self._step()
-            self.steps += 1
+                self.steps += self._step()
         except Exception:
             if self._adaptation:
                 self._adaptation.forget()
@@ -267,19 +243,45 @@ class KFAC:
         finally:
             self._begin()
 
-    def _step(self) -> None:
-        self._fisher.require()
-        if self._collector and self._collector.collecting:
-            self._collector.finish()
-        self._queue.flush()
-        received = self._receive()
-        if self._collector and self._update(received):
-            if self._adaptation:
-                self._adaptation.note(self.steps, self._trainable)
-            if self._inverses_due():
-                invert(self._ordered, self._states, self._dampings(), self.plan, self._communicator, self._recorder)
-            with self._recorder.span("Precondition", "precondition"):
-                self._precondition()
+    def _step(self) -> bool:
+        """Whether there was a step: not where gradients overflowed under a loss scale."""
+        scaled = self._loss_scale.gradients_are_scaled(self._average_gradients)
+        received = self._execution.receive()
+        if self._execution.exchange is None or self._execution.averages is None:
+            return True
+        fault = self._execution.exchange.fault(received)
+        if self._loss_scale.enabled and self._overflow(fault, scaled):
+            return False
+        if fault is not None:
+            self._refuse(f"step {self.steps}: {fault}")
+            return True
+        self._execution.averages.update(received, self.steps)
+        access = self._gradients
+        if scaled:
+            access = ScaledGradients(access, self._loss_scale.inverse(self._trainable[0].device))
+        if self._adaptation:
+            self._adaptation.note(self.steps, self._trainable, access)
+        layers, factors = self._execution.layers, self._execution.factors
+        if self._inverses_due():
+            damping = dampings(layers, factors, self.steps, self.damping_strength)
+            invert(layers, factors, damping, self.plan, self._communicator, self._recorder)
+        with self._recorder.span("Precondition", "precondition"):
+            kl_clip = self.config.at("kl_clip", self.steps)
+            precondition_gradients(
+                layers, factors, access, step=self.steps, kl_clip=kl_clip, strength=self.damping_strength
+            )
+        return True
+
+    def _overflow(self, fault: str | None, scaled: bool) -> bool:
+        """Whether the scaler is to skip the step; all ranks hold the same gradients and sums."""
+        gradients = [p.grad for p in self._trainable if p.grad is not None]
+        finite = all_finite(gradients)
+        if finite and fault is None:
+            return False
+        self.skipped_steps += 1
+        if finite:
+            self._loss_scale.refuse(gradients, scaled)
+        return True
 
     @property
     def damping_strength(self) -> float:
@@ -309,61 +311,12 @@ class KFAC:
             raise RuntimeError("adapt_damping() where none is due: call it where kfac.adapts_damping is true")
         losses = self._communicator.all_gather_object((float(before), float(after)))
         mean = [sum(values) / len(losses) for values in zip(*losses, strict=True)]
-        return self._adaptation.adapt(mean[0], mean[1], self._ordered, self._states)
+        return self._adaptation.adapt(mean[0], mean[1], self._execution.layers, self._execution.factors)
 
     def _inverses_due(self) -> bool:
         """Also where a factor has statistics and was never inverted: the step that should have done it was skipped."""
         due = self.steps % self.config.at("inverse_interval", self.steps) == 0
-        return bool(due) or any(state.average is not None and not state.solved for state in self._states)
-
-    def _pack(self, message: Message) -> Tensor:
-        if message.kind == "gradient":
-            assert self._averager is not None
-            return self._averager.pack(message.items)
-        assert self._exchange is not None
-        with self._recorder.span("FactorComp", f"pack {message.kind}"):
-            return self._exchange.pack(message.items)
-
-    def _receive(self) -> Received:
-        """Wait for all messages: gradients are averaged in place, factors' sums returned."""
-        factors: list[tuple[Message, Tensor]] = []
-        for message, buffer in self._queue.receive():
-            if message.kind == "gradient":
-                assert self._averager is not None
-                self._averager.unpack(message.items, buffer)
-            else:
-                factors.append((message, buffer))
-        return self._exchange.unpack(factors) if self._exchange else {}
-
-    def _update(self, received: Received) -> bool:
-        """Update the running averages; False if the step is skipped because a statistic is not finite."""
-        assert self._exchange is not None
-        fault = self._exchange.fault(received)
-        if fault is not None:
-            self._refuse(f"step {self.steps}: {fault}")
-            return False
-        if not received:
-            return True
-        if all(samples == 0 for _, samples in received.values()):
-            raise RuntimeError(
-                "step() without any statistics: no layer has seen a forward and a backward pass since the last step(). "
-                "Under torch.compile, make KFAC before the first compiled call"
-            )
-        decays = options_at([layer.config for layer in self._ordered], "factor_decay", self.steps)
-        world_size, from_identity = self._communicator.world_size, self.config.average_from == "identity"
-        scales: list[float | None] = [None] * len(self._ordered)
-        with self._recorder.span("FactorComp", "running averages"):
-            for i, (total, samples) in sorted(received.items()):
-                if samples == 0:
-                    self._warn_unused(self.plan.factors[i].layer)
-                    continue
-                side, options = self.plan.factors[i].side, self._ordered[i // 2].config
-                scale = factor_scale(options.scaling, side, samples, world_size, options.loss_reduction)
-                self._states[i].update(total, scale, decays[i // 2], from_identity)
-                scales[i // 2] = scale if side == "G" else None  # G comes last
-        if self._correction:
-            self._correction.update(scales, decays)
-        return True
+        return bool(due) or any(state.average is not None and not state.solved for state in self._factors.values())
 
     def _refuse(self, fault: str) -> None:
         """End or skip the step, on all ranks together."""
@@ -375,29 +328,6 @@ class KFAC:
             for parameter in group:
                 parameter.grad = None
 
-    def _warn_unused(self, name: str) -> None:
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning(
-                "layer %r was not used in a step (its forward is bypassed or it is conditional): without statistics "
-                "its gradient stays as it is",
-                name,
-            )
-
-    def _dampings(self) -> list[float | None]:
-        return dampings(self._ordered, self._states, self.steps, self.damping_strength)
-
-    def _precondition(self) -> None:
-        kl_clip = self.config.at("kl_clip", self.steps)
-        precondition_gradients(
-            self._ordered,
-            self._states,
-            self._gradients,
-            step=self.steps,
-            kl_clip=kl_clip,
-            strength=self.damping_strength,
-        )
-
     # ------------------------------------------------------------------ state
 
     def factor(self, layer: str, side: str) -> Tensor:
@@ -408,17 +338,13 @@ class KFAC:
         Raises:
             KeyError: if there is no such layer, or no statistic yet.
         """
+        owner = next((item for item in self.layers if item.name == layer), None)
+        if owner is None or side not in ("A", "G"):
+            raise KeyError(f"no factor {side!r} of {layer!r}: layers are {[item.name for item in self.layers]}")
         state = self._factors[layer, side]
         if state.average is None:
             raise KeyError(f"{side} of {layer!r} has no statistics yet")
-        owner = next(item for item in self.layers if item.name == layer)
-        order = owner.a_order() if side == "A" else None
-        groups = []
-        for blocks in state.matrix().chunk(state.shape.groups):
-            matrix = torch.block_diag(*blocks)[: state.shape.width, : state.shape.width]
-            groups.append(matrix if order is None else matrix[order][:, order])
-        whole: Tensor = torch.block_diag(*groups)
-        return whole
+        return dense(state, owner.a_order() if side == "A" else None)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a bitwise continuation needs, also inside an inverse interval; the same on every rank.

@@ -144,3 +144,21 @@ def check_plan(plan: Plan, sizes: LayerSizes, world_size: int) -> None:
         different = sorted((f.layer, f.side, f.blocks, f.dim) for f in wrong)
         detail = ", ".join(f"{side} of {name} ({blocks} x {dim})" for name, side, blocks, dim in different[:3])
         raise ValueError(f"the plan or profile is of another model: {detail or 'its layers have other names'}")
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The model's parameters that are not frozen."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def require_same_parameters(model: nn.Module, before: Sequence[nn.Parameter]) -> None:
+    """Whether the trainable parameters are those of ``before``.
+
+    Raises:
+        RuntimeError: if they are not.
+    """
+    now = trainable(model)
+    if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+        raise RuntimeError(
+            "parameters were frozen, unfrozen, added or replaced since KFAC was made: close() it and make a new one"
+        )

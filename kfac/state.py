@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kfac.config import KFACConfig
@@ -49,3 +50,13 @@ def load_factors(state: Mapping[str, Any], factors: Factors, like: Tensor) -> No
     """Take over the factors of a checked state, on ``like``'s device and in its dtype."""
     for (name, side), factor in factors.items():
         factor.load_state_dict(state["factors"][f"{name}/{side}"], like)
+
+
+def dense(factor: FactorState, order: Tensor | None) -> Tensor:
+    """A factor with statistics as one matrix ``[d, d]``, without padding; ``order``: of each group's rows."""
+    groups = []
+    for blocks in factor.matrix().chunk(factor.shape.groups):
+        matrix = torch.block_diag(*blocks)[: factor.shape.width, : factor.shape.width]
+        groups.append(matrix if order is None else matrix[order][:, order])
+    whole: Tensor = torch.block_diag(*groups)
+    return whole

@@ -118,15 +118,6 @@ def test_vectors_of_a_wrong_distribution_would_be_noticed():
     assert (doubled - exact).norm() > 0.5 * exact.norm()
 
 
-def test_logits_with_positions_are_rows_of_their_own():
-    logits = torch.randn(2, 3, 5, dtype=D)
-    flat = logits.movedim(1, -1).reshape(10, 3)
-    for several, rows in zip(
-        fisher_vectors(logits, "classification", None), fisher_vectors(flat, "classification", None), strict=True
-    ):
-        torch.testing.assert_close(several.movedim(1, -1).reshape(10, 3), rows)
-
-
 def test_the_loss_gradient_is_what_it_is_without_the_fisher():
     x, y = data(5, "classification")
     plain = mlp()

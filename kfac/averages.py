@@ -1,0 +1,83 @@
+"""From the sums of a step's statistics to the factors' running averages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from kfac.communication import Communicator
+from kfac.config import options_at
+from kfac.curvature.scaling import factor_scale
+from kfac.ekfac import EigenvalueCorrection
+from kfac.exchange import Received
+from kfac.factors import FactorState
+from kfac.layers import KFACLayer
+from kfac.planning import Plan
+from kfac.recording import Recorder
+
+logger = logging.getLogger(__name__)
+
+
+class RunningAverages:
+    """Updates the running averages.
+
+    Args:
+        plan: the Plan.
+        layers: in its order.
+        factors: A and G of each layer in turn.
+        communicator: the ranks.
+        recorder: records the work.
+        warned: the names of layers that were warned of; is added to.
+        correction: of eigenvalues.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        layers: Sequence[KFACLayer],
+        factors: Sequence[FactorState],
+        communicator: Communicator,
+        recorder: Recorder,
+        warned: set[str],
+        correction: EigenvalueCorrection | None,
+    ) -> None:
+        self._plan, self._layers, self._factors = plan, layers, factors
+        self._world_size, self._recorder = communicator.world_size, recorder
+        self._warned, self._correction = warned, correction
+
+    def update(self, received: Received, step: int) -> None:
+        """Add a step's sums over all ranks; collective with corrected eigenvalues. Nothing received: nothing changes.
+
+        Raises:
+            RuntimeError: if no layer has been used.
+        """
+        if not received:
+            return
+        if all(count == 0 for _, count in received.values()):
+            raise RuntimeError(
+                "step() without any statistics: no layer has seen a forward and a backward pass since the last step(). "
+                "Under torch.compile, make KFAC before the first compiled call"
+            )
+        decays = options_at([layer.config for layer in self._layers], "factor_decay", step)
+        scales: list[float | None] = [None] * len(self._layers)
+        with self._recorder.span("FactorComp", "running averages"):
+            for i, (total, count) in sorted(received.items()):
+                layer, side = self._layers[i // 2], self._plan.factors[i].side
+                if count == 0:
+                    self._warn_unused(layer.name)
+                    continue
+                options = layer.config
+                scale = factor_scale(options.scaling, side, count, self._world_size, options.loss_reduction)
+                self._factors[i].update(total, scale, decays[i // 2], options.average_from == "identity")
+                scales[i // 2] = scale if side == "G" else None  # G comes last
+        if self._correction:
+            self._correction.update(scales, decays)
+
+    def _warn_unused(self, name: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning(
+                "layer %r was not used in a step (its forward is bypassed or it is conditional): without statistics "
+                "its gradient stays as it is",
+                name,
+            )
