@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "deepspeed", "deepspeed.ops"])
+CONTEXT.set_forkserver_preload(
+    # torch.optim imports torch._dynamo when its first optimizer is made: more than a second in every rank
+    ["torch", "torch.distributed", "torch._dynamo", "deepspeed", "deepspeed.ops"]
+)
 
 
 def _rank(

@@ -1,0 +1,262 @@
+"""What T13, T14 and T15 run on ranks: every pipelining, fusion, placement and broadcast of the inverses."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kfac import KFAC, KFACConfig, ScheduleConfig
+from kfac.communication import LocalCommunicator, get_communicator
+from tests.kfac.models import shards
+from tests.kfac.ranks import run_ranks
+from tests.kfac.reference import ReferenceKFAC
+
+D = torch.float64
+SAMPLES, LR = 13, 0.05
+OPTIONS = {"damping": 0.01, "factor_decay": 0.9, "kl_clip": 1e-3, "lr": LR, "factor_interval": 2, "inverse_interval": 3}
+"""Statistics in steps 0, 2, 4, 6; inverses in steps 0, 3, 6: step 3 inverts what step 2 has averaged."""
+
+STEPS = 4
+FURTHER_STEPS = 50
+STOP = 3
+"""Between an update of the statistics (step 2) and one of the inverses (step 3)."""
+
+SCHEDULES: dict[str, ScheduleConfig] = {
+    f"{pipelining}-{fusion}-{placement}-{broadcast}": ScheduleConfig(
+        pipelining=pipelining,
+        fusion=fusion,
+        placement=placement,
+        inverse_broadcast=broadcast,
+        threshold_bytes=400,
+        lbp_rule="cost" if index % 3 == 0 else 4 * (index % 3),
+        gradient_pipelining=index % 2 == 0,
+    )
+    for index, (pipelining, fusion, placement, broadcast) in enumerate(
+        itertools.product(
+            ("none", "layerwise"),
+            ("none", "threshold", "greedy", "optimal"),
+            ("non_dist", "seq_dist", "lbp", "optimized"),
+            ("after_all", "as_ready"),
+        )
+    )
+}
+
+
+class Tiny(nn.Module):
+    """A convolution, two branches, a norm: four kinds of layers in the least time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.conv = nn.Conv2d(2, 3, 2, bias=False)
+            self.norm = nn.GroupNorm(1, 3)
+            self.left, self.right = nn.Linear(12, 4), nn.Linear(12, 4, bias=False)
+            self.head = nn.Linear(4, 3)
+        self.to(D)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.norm(self.conv(x))).flatten(1)
+        return self.head(torch.tanh(self.left(x) + self.right(x)))
+
+
+def batch(step: int, samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
+    """Images ``[samples, 2, 3, 3]`` and classes; every sample of every step is different."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    x = torch.randn(samples, 2, 3, 3, generator=generator, dtype=D)
+    return x, torch.randint(0, 3, (samples,), generator=generator)
+
+
+class Run:
+    """One rank's training."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        schedule: Any,
+        communicator: Any = None,
+        *,
+        samples: int = SAMPLES,
+        **options: Any,
+    ) -> None:
+        self.model = Tiny()
+        self.config = KFACConfig(**{**OPTIONS, **options})
+        self.kfac = KFAC(self.model, self.config, schedule, average_gradients=True, communicator=communicator)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), LR, momentum=0.9)
+        self.samples, self.world_size = samples, world_size
+        equal = slice(rank * samples // world_size, (rank + 1) * samples // world_size)
+        self.share = equal if samples % world_size == 0 else shards(samples, world_size)[rank]
+        self.step = 0
+
+    def steps(self, count: int) -> Run:
+        """Train on."""
+        for _ in range(count):
+            x, y = (part[self.share] for part in batch(self.step, self.samples))
+            self.optimizer.zero_grad()
+            k = self.config.accumulation_steps
+            for micro_x, micro_y in zip(x.tensor_split(k), y.tensor_split(k), strict=True):
+                # Unequal parts are weighted, so that the average over the ranks is the gradient of the batch's mean.
+                weight = len(micro_y) * self.world_size / self.samples
+                (F.cross_entropy(self.model(micro_x), micro_y) * weight).backward()
+            self.kfac.step()
+            self.optimizer.step()
+            self.step += 1
+        return self
+
+    def parameters(self) -> Tensor:
+        """All parameters as one vector."""
+        return torch.nn.utils.parameters_to_vector(self.model.parameters()).detach().clone()
+
+    def gradients(self) -> Tensor:
+        """All preconditioned gradients of the last step as one vector."""
+        return torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None])
+
+    def factors(self) -> dict[str, Tensor]:
+        """Every factor."""
+        return {f"{layer.name}/{s}": self.kfac.factor(layer.name, s) for layer in self.kfac.layers for s in "AG"}
+
+    def inverses(self) -> dict[str, Tensor]:
+        """Every inverse as packed triangles."""
+        return {name: factor["inverse"] for name, factor in self.kfac.state_dict()["factors"].items()}
+
+    def save(self) -> dict[str, Any]:
+        """A checkpoint; a copy of everything."""
+        parts = {"model": self.model, "kfac": self.kfac, "optimizer": self.optimizer}
+        return {"step": self.step, **{name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}}
+
+    def load(self, state: Mapping[str, Any]) -> Run:
+        """Continue from a checkpoint; its own parameters are lost."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.zero_()
+        self.model.load_state_dict(state["model"])
+        self.kfac.load_state_dict(state["kfac"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.step = state["step"]
+        return self
+
+
+@functools.cache
+def reference(steps: int = STEPS, samples: int = SAMPLES, **changes: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Parameters and factors of the sequential algorithm on whole batches, which shares no code with kfac."""
+    options = {**OPTIONS, "damping_method": "pi", **changes}
+    options.pop("accumulation_steps", None)
+    model = Tiny()
+    sequential = ReferenceKFAC(
+        model,
+        damping=options["damping"],
+        method=options["damping_method"],
+        decay=options["factor_decay"],
+        kl_clip=options["kl_clip"],
+        lr=LR,
+        factor_interval=options["factor_interval"],
+        inverse_interval=options["inverse_interval"],
+    )
+    optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
+    for step in range(steps):
+        sequential.step(*batch(step, samples), F.cross_entropy)
+        optimizer.step()
+    weight = 1 - options["factor_decay"] ** sequential.updates
+    factors = {f"{n}/{s}": p[k] / weight for n, p in sequential.averages.items() for k, s in enumerate("AG")}
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach(), factors
+
+
+class WithoutFactorTraffic:
+    """A communicator that loses the factors' all-reduce."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Any:
+        if "Factor" in name:
+            return LocalCommunicator().all_reduce(tensor, name)
+        return self._inner.all_reduce(tensor, name)
+
+
+class WithSwappedOwners:
+    """A communicator that takes every inverse from the next rank, which has not made it."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def broadcast(self, tensor: Tensor, src: int, name: str) -> Any:
+        if self._inner.rank != src:
+            tensor.zero_()  # what it would be is not defined
+        return self._inner.broadcast(tensor, (src + 1) % self._inner.world_size, name)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"damping_method": "plain", "kl_clip": None},
+    "every step": {"factor_interval": 1, "inverse_interval": 1},
+    "micro-batches": {"accumulation_steps": 2},
+}
+"""Options that are run with the named schedules."""
+NAMED = ("dkfac", "mpdkfac", "spdkfac", "auto")
+
+
+def cell(rank: int, world_size: int, name: str, index: int) -> dict[str, Any]:
+    """One schedule: the results after STEPS steps, and again with a checkpoint loaded on the way."""
+    run = Run(rank, world_size, SCHEDULES[name])
+    stop = 1 + index % (STEPS - 1)
+    state = run.steps(stop).save()
+    run.steps(STEPS - stop)
+    resumed = Run(rank, world_size, run.kfac.plan).load(state).steps(STEPS - stop)
+    return {**results(run), "resumed": resumed.parameters()}
+
+
+def results(run: Run) -> dict[str, Any]:
+    """What is compared of a run."""
+    return {
+        "parameters": run.parameters(),
+        "gradients": run.gradients(),
+        "factors": run.factors(),
+        "inverses": run.inverses(),
+    }
+
+
+def all_cells(rank: int, world_size: int, foreign: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Everything that T13, T14 and T15 look at; ``foreign``: a checkpoint of another number of ranks."""
+    found: dict[str, Any] = {
+        "cells": {name: cell(rank, world_size, name, index) for index, name in enumerate(SCHEDULES)},
+        "variants": {
+            (schedule, variant): Run(rank, world_size, schedule, **options).steps(STEPS).parameters()
+            for schedule in NAMED
+            for variant, options in VARIANTS.items()
+        },
+        "equal shards": results(Run(rank, world_size, "mpdkfac", samples=12).steps(STEPS)),
+    }
+    long = Run(rank, world_size, "spdkfac").steps(STOP)
+    state = long.save()
+    found["state"] = state
+    found["long"] = long.steps(FURTHER_STEPS).parameters()
+    found["long, resumed"] = Run(rank, world_size, "spdkfac").load(state).steps(FURTHER_STEPS).parameters()
+    if foreign is not None:
+        found["moved"] = Run(rank, world_size, "spdkfac").load(foreign).steps(FURTHER_STEPS).parameters()
+        without = WithoutFactorTraffic(get_communicator())
+        found["without factor traffic"] = results(Run(rank, world_size, "spdkfac", without).steps(STEPS))
+        swapped = WithSwappedOwners(get_communicator())
+        found["swapped owners"] = Run(rank, world_size, "mpdkfac", swapped).steps(STEPS).parameters()
+    return found
+
+
+@functools.cache
+def on_ranks(world_size: int) -> list[dict[str, Any]]:
+    """The results of :func:`all_cells` on every rank: one launch for each number of ranks, whoever asks first."""
+    if world_size == 1:
+        return [all_cells(0, 1, None)]
+    return run_ranks(all_cells, world_size, on_ranks(1)[0]["state"])
