@@ -135,7 +135,6 @@ class StatisticsCollector:
         self._sides = {side: [_Side() for _ in self._layers] for side in "AG"}
         self._progress = [_Progress() for _ in self._layers]
         self._told: set[bool] = set()
-        self._unscale: Tensor | None = None
 
     def begin(self, collecting: bool) -> None:
         """Start a step, which collects statistics or does not.
@@ -220,13 +219,6 @@ class StatisticsCollector:
         """``tensor`` in the statistics' dtype; whole numbers stay what they are."""
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
-    def _without_scale(self, gradient: Tensor) -> Tensor:
-        if not self._loss_scale.enabled:
-            return gradient
-        if self._unscale is None:
-            self._unscale = self._loss_scale.inverse(gradient.device).to(gradient)
-        return gradient * self._unscale
-
     def _corrects(self, index: int) -> bool:
         return self._correction is not None and self._correction.wants(index)
 
@@ -282,7 +274,7 @@ class StatisticsCollector:
             call.deferred = False
         call.seen = last
         with self._computing(f"G {layer.name}", gradient):
-            g = self._without_scale(self._wide(layer.batched(gradient.detach())))
+            g = self._loss_scale.removed_from(layer.batched(gradient.detach()), self._dtype)
             x = None if call.x is None else self._wide(call.x)
             _, weight = position_weights(self._scaling, call.positions, layer.kind == "convolution")
             side = self._sides["G"][index]

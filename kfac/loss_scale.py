@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
 from kfac.layers import GradientAccess
+
+logger = logging.getLogger(__name__)
 
 
 class LossScale:
@@ -27,6 +30,7 @@ class LossScale:
         if not isinstance(scaler, (torch.amp.GradScaler, type(None))):
             raise ValueError(f"grad_scaler must be a torch.amp.GradScaler, not {type(scaler).__name__}")
         self._scaler = scaler
+        self._warned = False
 
     @property
     def enabled(self) -> bool:
@@ -40,6 +44,19 @@ class LossScale:
         if scale is None:  # before the first scale(loss)
             return torch.tensor(1.0 / self._scaler.get_scale(), device=device)
         return scale.to(device, non_blocking=True).reciprocal()
+
+    def removed_from(self, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+        """An output gradient without the scale, in another dtype."""
+        wide = gradient.to(dtype)
+        if self.enabled:
+            return wide * self.inverse(gradient.device)
+        if gradient.dtype == torch.float16 and not self._warned:
+            self._warned = True
+            logger.warning(
+                "output gradients are float16 and KFAC knows of no loss scale: small ones are rounded to zero, and "
+                "statistics are wrong if the loss is scaled. Use KFAC(..., grad_scaler=scaler), or bfloat16"
+            )
+        return wide
 
     def gradients_are_scaled(self, averaged: bool) -> bool:
         """Whether ``.grad`` still holds scaled gradients, in :meth:`kfac.KFAC.step`.
