@@ -27,8 +27,7 @@ def accumulated(
         outputs = model(micro_x)
         total = weight * loss(outputs, micro_y)
         if tell:
-            rows = outputs if loss.kind == "classification" else outputs.flatten(0, -2)  # one per term of the loss
-            with kfac.curvature(rows, loss.kind, weight):
+            with kfac.curvature(outputs, loss.kind, weight, targets=micro_y, ignore_index=loss.ignore_index):
                 total.backward()
         else:
             total.backward()
