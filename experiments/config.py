@@ -93,8 +93,6 @@ class CommonConfig:
             )
         if model.name == AUTOENCODER and self.label_smoothing:
             raise ConfigError(f"label_smoothing={self.label_smoothing:g}: model={AUTOENCODER} has no labels to smooth")
-        if model.name == AUTOENCODER and self.kfac.get("fisher") == "exact":
-            raise ConfigError(f"kfac.fisher=exact is not there for the loss of model={AUTOENCODER}: kfac.fisher=mc")
 
     def kfac_config(self, **changes: Any) -> KFACConfig:
         """The K-FAC options; ``lr`` null means the optimizer's."""

@@ -92,10 +92,6 @@ def test_ablations_are_overrides_and_show_in_the_label():
         (["model=vit", "model.pooling=max"], "model.pooling=max is not one of: class, mean"),
         (["model=autoencoder", "model.hidden=[]"], "model.hidden=[] leaves the autoencoder without a code"),
         (["model=autoencoder", "label_smoothing=0.1"], "label_smoothing=0.1: model=autoencoder has no labels"),
-        (
-            ["model=autoencoder", "kfac.fisher=exact"],
-            "kfac.fisher=exact is not there for the loss of model=autoencoder",
-        ),
         (["model=gpt", "data=text", "batch_size=5000"], "needs 5000 samples per iteration, but data=text has 4918"),
         (["schedule=kfac", "world_size=2"], "schedule=kfac runs on one process, not on world_size=2"),
         (["epochs=null"], "epochs and iterations are both null"),
