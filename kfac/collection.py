@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kfac.curvature.blocks import Blocks
 from kfac.curvature.scaling import position_weights
 from kfac.ekfac import EigenvalueCorrection
-from kfac.hooks import ForwardHook
+from kfac.hooks import ForwardHook, hook_gradient
 from kfac.layers import KFACLayer
 from kfac.loss_scale import LossScale
 from kfac.recording import Recorder
@@ -75,7 +75,7 @@ def _in_backward() -> bool:
 class StatisticsCollector:
     """Hooks that sum A's statistics in the forward pass and G's in the backward pass.
 
-    G is hooked on the layer's output tensor, which also works where an in-place activation follows. Passes whose output
+    G is hooked on the layer's output tensor (a hook on the module forbids in-place activations). Passes whose output
     needs no gradient are ignored.
 
     Activation checkpointing runs layers again within the backward pass. With ``use_reentrant=True`` these runs are the
@@ -184,7 +184,7 @@ class StatisticsCollector:
             return
         x = layer.batched((args[0] if args else kwargs["input"]).detach())
         call = _Call(index, module, layer.positions(layer.batched(output)), x, progress, deferred=within)
-        output.register_hook(partial(self._output_gradient, call))
+        hook_gradient(output, partial(self._output_gradient, call))
         if within:
             return
         seen = self._calls_seen[index]

@@ -1,11 +1,11 @@
-"""The forward hook that layers get: copies of a model leave it behind."""
+"""The hooks that layers and their outputs get."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def _ignore(*_: Any, **__: Any) -> None:
@@ -17,7 +17,10 @@ def _make_ignore() -> Callable[..., None]:
 
 
 class ForwardHook:
-    """Calls ``after_forward(index, module, args, kwargs, output)`` when the layer has run."""
+    """Calls ``after_forward(index, module, args, kwargs, output)`` when the layer has run.
+
+    Copies of a model leave it behind.
+    """
 
     def __init__(self, after_forward: Callable[[int, nn.Module, Any, Any, Any], None], index: int) -> None:
         self._after_forward, self._index = after_forward, index
@@ -28,3 +31,16 @@ class ForwardHook:
 
     def __reduce__(self) -> Any:
         return _make_ignore, ()
+
+
+def hook_gradient(output: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Call ``hook`` with the gradient of ``output`` as it is now, also where what follows works on it in place.
+
+    A linear layer's output ``[N, S, d]`` is a view of a matrix, and work in place on a view bypasses the view's own
+    hooks: the matrix gets the hook.
+    """
+    base, shape = output._base, output.shape
+    if base is None or base.numel() != output.numel() or not (base.is_contiguous() and output.is_contiguous()):
+        output.register_hook(hook)
+    else:
+        base.register_hook(lambda gradient: hook(gradient.reshape(shape)))
