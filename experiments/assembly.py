@@ -93,7 +93,20 @@ class Learner:
         self.preconditioner.step()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return torch.stack(losses).sum(), torch.stack(metrics).sum()
+        loss = torch.stack(losses).sum()
+        if self.preconditioner.adapts_damping:
+            self.preconditioner.adapt_damping(loss, self._loss_again(batch))
+        return loss, torch.stack(metrics).sum()
+
+    @torch.no_grad()
+    def _loss_again(self, batch: Batch) -> Tensor:
+        """The batch's mean loss after the step."""
+        steps = self.accumulation_steps
+        again = []
+        for inputs, labels in zip(batch[0].chunk(steps), batch[1].chunk(steps), strict=True):
+            targets = self.objective.targets(inputs, labels)
+            again.append(self.objective.loss(self.model(inputs), targets, self.label_smoothing) / steps)
+        return torch.stack(again).sum()
 
     @torch.no_grad()
     def evaluate(self, batches: Any, site: Site) -> tuple[float, float]:

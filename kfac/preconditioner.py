@@ -309,7 +309,7 @@ class KFAC:
         """
         if self._adaptation is None or not self._adaptation.waiting:
             raise RuntimeError("adapt_damping() where none is due: call it where kfac.adapts_damping is true")
-        losses = self._communicator.all_gather_object((float(before), float(after)))
+        losses = self._communicator.all_gather_object(tuple(float(torch.as_tensor(loss).detach()) for loss in (before, after)))
         mean = [sum(values) / len(losses) for values in zip(*losses, strict=True)]
         return self._adaptation.adapt(mean[0], mean[1], self._execution.layers, self._execution.factors)
 
