@@ -66,7 +66,8 @@ def _jacobian(model: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor)
     result = {}
     for name in dict.fromkeys(key.rpartition(".")[0] for key in parameters):
         own = {key: jacobian[f"{name}.{key}".lstrip(".")] for key, _ in modules[name].named_parameters(recurse=False)}
-        columns = [j.reshape(*j.shape[:2], -1) for j in own.values()]
+        several = hasattr(modules[name], "normalized_shape")  # whose parameters may have several dimensions
+        columns = [j.reshape(len(j), -1, 1) if several else j.reshape(*j.shape[:2], -1) for j in own.values()]
         matrix = torch.cat(columns, 2)  # [K, out, in + 1]
         if isinstance(modules[name], nn.Embedding):
             matrix = matrix.mT  # [K, dim, tokens]: a linear layer on one-hot inputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +56,19 @@ def factors(model: nn.Module, x: torch.Tensor, y: torch.Tensor, loss_function) -
     return result
 
 
+def solver(A: torch.Tensor, G: torch.Tensor, damping: float, method: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The damped inverse of ``G (x) A``, to be applied to a gradient ``[rows of G, rows of A]``."""
+    if method == "exact":
+        matrix = torch.kron(G, A) + damping * torch.eye(len(A) * len(G), dtype=A.dtype)
+        return lambda gradient: torch.linalg.solve(matrix, gradient.flatten()).view(gradient.shape)
+    pi = math.sqrt((A.trace() / len(A)) / (G.trace() / len(G)))
+    root = math.sqrt(damping)
+    add_a, add_g = (damping,) * 2 if method == "plain" else (root * pi, root / pi)
+    a_inverse = torch.linalg.inv(A + add_a * torch.eye(len(A), dtype=A.dtype))
+    g_inverse = torch.linalg.inv(G + add_g * torch.eye(len(G), dtype=G.dtype))
+    return lambda gradient: g_inverse @ gradient @ a_inverse
+
+
 class ReferenceKFAC:
     def __init__(self, model, *, damping, method, decay, kl_clip, lr, factor_interval=1, inverse_interval=1) -> None:
         self.model, self.damping, self.method, self.decay = model, damping, method, decay
@@ -62,7 +76,7 @@ class ReferenceKFAC:
         self.factor_interval, self.inverse_interval = factor_interval, inverse_interval
         self.averages: dict[str, tuple] = {}
         self.updates = self.steps = 0
-        self.inverses: dict[str, tuple] = {}
+        self.solvers: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
 
     def step(self, x, y, loss_function) -> None:
         """Set ``.grad`` to the preconditioned gradient of the batch's mean loss."""
@@ -76,16 +90,12 @@ class ReferenceKFAC:
         if self.steps % self.inverse_interval == 0:
             for name, pair in self.averages.items():
                 A, G = (m / (1 - self.decay**self.updates) for m in pair)
-                pi = math.sqrt((A.trace() / len(A)) / (G.trace() / len(G)))
-                root = math.sqrt(self.damping)
-                add_a, add_g = (self.damping,) * 2 if self.method == "plain" else (root * pi, root / pi)
-                eye_a, eye_g = torch.eye(len(A), dtype=A.dtype), torch.eye(len(G), dtype=G.dtype)
-                self.inverses[name] = (torch.linalg.inv(A + add_a * eye_a), torch.linalg.inv(G + add_g * eye_g))
+                self.solvers[name] = solver(A, G, self.damping, self.method)
         self.model.zero_grad()
         loss_function(self.model(x), y).backward()
         modules = dict(self.model.named_modules())
         new, product = {}, 0.0
-        for name, (a_inverse, g_inverse) in self.inverses.items():
+        for name, solve in self.solvers.items():
             m = modules[name]
             if isinstance(m, nn.GroupNorm):
                 gradient = torch.stack([m.weight.grad, m.bias.grad], 1).view(-1, 1)
@@ -93,7 +103,7 @@ class ReferenceKFAC:
                 gradient = m.weight.grad.flatten(1)
                 if m.bias is not None:
                     gradient = torch.cat([gradient, m.bias.grad[:, None]], 1)
-            new[name] = g_inverse @ gradient @ a_inverse
+            new[name] = solve(gradient)
             product += (new[name] * gradient).sum().item()
         nu = 1.0 if self.kl_clip is None else min(1.0, math.sqrt(self.kl_clip / (self.lr**2 * product)))
         for name, v in new.items():

@@ -106,7 +106,9 @@ class Run:
             for micro_x, micro_y in zip(x.tensor_split(k), y.tensor_split(k), strict=True):
                 # Unequal parts are weighted, so that the average over the ranks is the gradient of the batch's mean.
                 weight = len(micro_y) * self.world_size / self.samples
-                (F.cross_entropy(self.model(micro_x), micro_y) * weight).backward()
+                outputs = self.model(micro_x)
+                with self.kfac.curvature(outputs, "classification", weight):
+                    (F.cross_entropy(outputs, micro_y) * weight).backward()
             self.kfac.step()
             self.optimizer.step()
             self.step += 1
@@ -124,9 +126,13 @@ class Run:
         """Every factor."""
         return {f"{layer.name}/{s}": self.kfac.factor(layer.name, s) for layer in self.kfac.layers for s in "AG"}
 
-    def inverses(self) -> dict[str, Tensor]:
-        """Every inverse as packed triangles."""
-        return {name: factor["inverse"] for name, factor in self.kfac.state_dict()["factors"].items()}
+    def made(self) -> dict[str, Tensor]:
+        """What has been made of every factor: its inverse as packed triangles, or eigenvectors and eigenvalues."""
+        keys = ("inverse", "vectors", "values", "corrected")
+        return {
+            name: torch.cat([factor[key].flatten() for key in keys if factor[key] is not None])
+            for name, factor in self.kfac.state_dict()["factors"].items()
+        }
 
     def save(self) -> dict[str, Any]:
         """A checkpoint; a copy of everything."""
@@ -202,20 +208,25 @@ class WithSwappedOwners:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"damping_method": "plain", "kl_clip": None},
+    "exact damping": {"damping_method": "exact", "inverse_method": "eigh"},
     "every step": {"factor_interval": 1, "inverse_interval": 1},
     "micro-batches": {"accumulation_steps": 2},
+    "exact Fisher": {"fisher": "exact"},
+    "ekfac": {"damping_method": "exact", "inverse_method": "ekfac"},
 }
 """Options that are run with the named schedules."""
+SEQUENTIAL = ("plain", "exact damping", "every step", "micro-batches")
+"""Those that the sequential reference has, too."""
 NAMED = ("dkfac", "mpdkfac", "spdkfac", "auto")
 
 
-def cell(rank: int, world_size: int, name: str, index: int) -> dict[str, Any]:
-    """One schedule: the results after STEPS steps, and again with a checkpoint loaded on the way."""
-    run = Run(rank, world_size, SCHEDULES[name])
+def cell(rank: int, world_size: int, schedule: Any, index: int, **options: Any) -> dict[str, Any]:
+    """The results after STEPS steps, and again with a checkpoint loaded on the way (another step for every index)."""
+    run = Run(rank, world_size, schedule, **options)
     stop = 1 + index % (STEPS - 1)
     state = run.steps(stop).save()
     run.steps(STEPS - stop)
-    resumed = Run(rank, world_size, run.kfac.plan).load(state).steps(STEPS - stop)
+    resumed = Run(rank, world_size, run.kfac.plan, **options).load(state).steps(STEPS - stop)
     return {**results(run), "resumed": resumed.parameters()}
 
 
@@ -225,18 +236,19 @@ def results(run: Run) -> dict[str, Any]:
         "parameters": run.parameters(),
         "gradients": run.gradients(),
         "factors": run.factors(),
-        "inverses": run.inverses(),
+        "made": run.made(),
     }
 
 
 def all_cells(rank: int, world_size: int, foreign: Mapping[str, Any] | None) -> dict[str, Any]:
     """Everything that T13, T14 and T15 look at; ``foreign``: a checkpoint of another number of ranks."""
+    variants = enumerate(itertools.product(VARIANTS, NAMED))
     found: dict[str, Any] = {
-        "cells": {name: cell(rank, world_size, name, index) for index, name in enumerate(SCHEDULES)},
+        "cells": {name: cell(rank, world_size, SCHEDULES[name], index) for index, name in enumerate(SCHEDULES)},
         "variants": {
-            (schedule, variant): Run(rank, world_size, schedule, **options).steps(STEPS).parameters()
-            for schedule in NAMED
-            for variant, options in VARIANTS.items()
+            (variant, schedule): cell(rank, world_size, schedule, index, **VARIANTS[variant])
+            for index, (variant, schedule) in variants
+            if variant == "plain" or schedule in ("mpdkfac", "spdkfac")
         },
         "equal shards": results(Run(rank, world_size, "mpdkfac", samples=12).steps(STEPS)),
     }

@@ -11,7 +11,7 @@ from tests.kfac.oracle import Loss, curvlinops_kfac, distance, empirical_blocks,
 from tests.kfac.recipes.nets import data, mlp
 from tests.kfac.recipes.ours import blocks_of, kfac_blocks, kfac_factors
 
-KINDS, REDUCTIONS = ("classification", "regression"), ("mean", "sum")
+KINDS, REDUCTIONS = ("classification", "regression", "binary"), ("mean", "sum")
 ORACLES = {"exact": ggn_blocks, "empirical": empirical_blocks}
 
 

@@ -18,6 +18,7 @@ from tests.kfac.recipes.ours import kfac_blocks
 CASES = {
     "one datum, classification": ("classification", "tanh", 1),
     "one datum, regression": ("regression", "tanh", 1),
+    "one datum, binary": ("binary", "tanh", 1),
     "deep linear regression": ("regression", "none", 4),
 }
 
@@ -64,9 +65,10 @@ def test_the_error_falls_with_the_root_of_the_samples(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_control_labels_of_another_distribution_are_noticed(case, monkeypatch):
-    """Targets of twice the variance, or labels that are all as likely, must not converge to the GGN."""
-    normal, multinomial = torch.randn_like, torch.multinomial
+    """Targets of twice the variance, or labels or bits that are all as likely, must not converge to the GGN."""
+    normal, multinomial, bernoulli = torch.randn_like, torch.multinomial, torch.bernoulli
     monkeypatch.setattr(torch, "randn_like", lambda tensor: math.sqrt(2) * normal(tensor))
     monkeypatch.setattr(torch, "multinomial", lambda p, count: multinomial(torch.ones_like(p), count))
+    monkeypatch.setattr(torch, "bernoulli", lambda p: bernoulli(torch.full_like(p, 0.5)))
     torch.manual_seed(0)
     assert not agrees(case)

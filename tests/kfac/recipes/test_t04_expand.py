@@ -43,7 +43,7 @@ def test_control_a_pooled_network_is_not_the_ggn(pool):
 
 
 @pytest.mark.parametrize("fisher", ["exact", "empirical"])
-@pytest.mark.parametrize("kind", ["classification", "regression"])
+@pytest.mark.parametrize("kind", ["classification", "regression", "binary"])
 def test_it_is_the_k_fac_expand_of_curvlinops(kind, fisher):
     for reduction, splits in itertools.product(("mean", "sum"), ((4,), (1, 3))):
         model, x, y = tokens(kind)
@@ -55,7 +55,7 @@ def test_it_is_the_k_fac_expand_of_curvlinops(kind, fisher):
 
 
 @pytest.mark.parametrize("fisher", ["exact", "empirical"])
-@pytest.mark.parametrize("kind", ["classification", "regression"])
+@pytest.mark.parametrize("kind", ["classification", "regression", "binary"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_tokens_as_samples_give_the_same(reduction, kind, fisher):
     """K-FAC of ``[N, S, d]`` is K-FAC of ``[N S, d]``: A is S times as large (sums over positions), G 1/S as large."""

@@ -82,3 +82,57 @@ def test_g_of_a_sum_is_that_of_the_mean_times_the_number_of_terms(fisher, case, 
     assert error < 1e-10
     error = distance(sides(total), sides(mean))
     assert error > 1.0, "the control: without the division they differ"
+
+
+IGNORED = -7
+
+
+def with_padding(case: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """A problem in which about half of the terms do not count."""
+    model, x, y = problem(case)
+    y = y.clone()
+    y[torch.rand(y.shape, generator=torch.Generator().manual_seed(2)) < 0.5] = IGNORED
+    assert 0 < (y == IGNORED).sum() < y.numel()
+    return model, x, y
+
+
+@pytest.mark.parametrize("fisher", ["exact", "empirical"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_ignored_samples_are_not_in_g(reduction, fisher):
+    """G is that of the other samples alone; A is that of all inputs."""
+    model, x, y = with_padding("samples")
+    loss = Loss("classification", reduction, IGNORED)
+    counted = y != IGNORED
+    ours, others = (kfac_factors(model, *batch, loss, fisher) for batch in ((x, y), (x[counted], y[counted])))
+    everything = kfac_factors(model, x, y.clamp(min=0), loss, fisher)
+    for name, (a, g) in ours.items():
+        torch.testing.assert_close(g, others[name][1], rtol=1e-10, atol=1e-16)
+        torch.testing.assert_close(a, everything[name][0], rtol=1e-10, atol=1e-16)
+        assert (g - everything[name][1]).norm() > 1e-3 * g.norm(), "the control: the ignored ones would change G"
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("fisher", ["exact", "empirical"])
+def test_ignored_terms_do_not_count_in_a_mean(fisher, case):
+    """T8 (a) and (b) with padding: the number of terms is that of the labels that count."""
+    model, x, y = with_padding(case)
+    terms = int((y != IGNORED).sum())
+    mean = kfac_factors(model, x, y, Loss("classification", "mean", IGNORED), fisher)
+    total = kfac_factors(model, x, y, Loss("classification", "sum", IGNORED), fisher)
+    error = distance(sides({name: (a, g / terms) for name, (a, g) in total.items()}), sides(mean))
+    assert error < 1e-10
+    error = distance(sides({name: (a, g / y.numel()) for name, (a, g) in total.items()}), sides(mean))
+    assert error > 0.1, "the control: all labels are too many"
+    many = x.repeat(4, *[1] * (x.dim() - 1)), y.repeat(4, *[1] * (y.dim() - 1))
+    error = distance(sides(kfac_factors(model, *many, Loss("classification", "mean", IGNORED), fisher)), sides(mean))
+    assert error < 1e-10
+
+
+@pytest.mark.parametrize("case", ["tokens", "pixels"])
+def test_control_without_being_told_the_terms_samples_are_counted(case):
+    """G is then too small by the number of terms per sample, whatever the kind of layer."""
+    model, x, y = problem(case)
+    told, untold = (kfac_factors(model, x, y, Loss("classification"), tell=tell) for tell in (True, False))
+    for name, (a, g) in told.items():
+        torch.testing.assert_close(untold[name][0], a, rtol=1e-10, atol=1e-16)
+        torch.testing.assert_close(untold[name][1] * (y.numel() / len(y)), g, rtol=1e-10, atol=1e-16)

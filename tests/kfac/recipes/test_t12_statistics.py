@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -167,3 +169,58 @@ def test_half_frozen_layers_train_what_is_left(what):
     assert torch.equal(getattr(model[0], what), frozen)
     assert getattr(model[0], what).grad is None
     assert not torch.equal(other.grad, plain)
+
+
+# ---------------------------------------------------------------------- loss scales
+
+SCALES = {
+    "1": ([1.0], 1e-12),
+    "65536": ([2.0**16], 1e-12),
+    "10000": ([1e4], 1e-6),
+    "cyclic": ([1.0, 2.0**11, 2.0**-8, 2.0**19], 1e-12),
+}
+"""Scales in turn, and how nearly the trajectories agree: torch keeps one over the scale in float32."""
+
+
+def trained_with_scale(
+    scales: list[float], *, told: bool = True, overflow_at: int | None = None
+) -> tuple[Tensor, KFAC]:
+    """The parameters after some steps with a ``GradScaler`` whose scale goes round."""
+    model = mlp()
+    scaler = torch.amp.GradScaler("cpu", init_scale=scales[0])
+    config = KFACConfig(damping=0.01, factor_decay=0.9, kl_clip=1e-3)
+    kfac = KFAC(model, config, grad_scaler=scaler if told else None)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    x, y = data("classification", 9)
+    for step in range(6):
+        optimizer.zero_grad()
+        before = kfac.state_dict()["factors"]
+        loss = LOSS(model(x), y) * (math.inf if step == overflow_at else 1.0)
+        scaler.scale(loss).backward()
+        kfac.step()
+        if step == overflow_at:
+            after = kfac.state_dict()["factors"]
+            assert all(torch.equal(after[name]["average"], f["average"]) for name, f in before.items())
+        scaler.step(optimizer)
+        scaler.update(scales[(step + 1) % len(scales)])
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach(), kfac
+
+
+@pytest.mark.parametrize(("scales", "tolerance"), SCALES.values(), ids=SCALES.keys())
+def test_a_loss_scale_does_not_change_the_trajectory(scales, tolerance):
+    """The control: a scale that K-FAC is not told of does."""
+    plain, _ = trained_with_scale([1.0], told=False)
+    scaled, _ = trained_with_scale(scales)
+    assert (scaled - plain).abs().max() <= tolerance
+    if scales != [1.0]:
+        untold, _ = trained_with_scale(scales, told=False)
+        assert (untold - plain).abs().max() > 1e-3
+
+
+def test_an_overflow_leaves_the_statistics_untouched():
+    """And the step is none: the trajectory is that without the batch."""
+    parameters, kfac = trained_with_scale([1e4], overflow_at=3)
+    assert kfac.skipped_steps == 1
+    assert bool(torch.isfinite(parameters).all())
+    whole, _ = trained_with_scale([1e4])
+    assert not torch.equal(parameters, whole)

@@ -35,7 +35,7 @@ def condition(factors: dict[str, Tensor], damping: float = 0.01) -> float:
 def check_against_one_process(found: dict, alone: dict) -> None:
     assert difference(found["factors"], alone["factors"]) <= 1e-12
     bound = 10 * EPSILON * condition(alone["factors"])
-    assert difference(found["inverses"], alone["inverses"]) <= bound
+    assert difference(found["made"], alone["made"]) <= bound
     assert difference({"": found["gradients"]}, {"": alone["gradients"]}) <= bound
 
 
@@ -58,12 +58,13 @@ def test_equal_shards(world_size):
 @pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
 def test_every_rank_holds_the_same_bits(world_size):
     first, *others = on_ranks(world_size)
-    for name, cell in first["cells"].items():
-        for other in (rank["cells"][name] for rank in others):
-            for what in ("parameters", "gradients"):
-                assert torch.equal(other[what], cell[what]), name
-            for what in ("factors", "inverses"):
-                assert all(torch.equal(other[what][key], cell[what][key]) for key in cell[what]), name
+    for kind in ("cells", "variants"):
+        for name, cell in first[kind].items():
+            for other in (rank[kind][name] for rank in others):
+                for what in ("parameters", "gradients"):
+                    assert torch.equal(other[what], cell[what]), name
+                for what in ("factors", "made"):
+                    assert all(torch.equal(other[what][key], cell[what][key]) for key in cell[what]), name
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES[1:])

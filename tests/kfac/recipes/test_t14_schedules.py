@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kfac.planning.plan import Message, MessageKind, Plan
-from tests.kfac.recipes.cells import NAMED, SCHEDULES, VARIANTS, Run, WithSwappedOwners, on_ranks, reference
+from tests.kfac.recipes.cells import SCHEDULES, SEQUENTIAL, VARIANTS, Run, WithSwappedOwners, on_ranks, reference
 from tests.kfac.recipes.delays import Deadlock, World
 
 WORLD_SIZES = [1, 2, 4]
@@ -28,12 +28,23 @@ def test_every_schedule_is_the_sequential_algorithm(world_size):
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_named_schedules_with_other_options(variant, world_size):
+@pytest.mark.parametrize("variant", SEQUENTIAL)
+def test_other_options_under_named_schedules(variant, world_size):
     truth, _ = reference(**VARIANTS[variant])
-    for schedule in NAMED:
-        parameters = on_ranks(world_size)[0]["variants"][schedule, variant]
-        assert (parameters - truth).abs().max() <= 1e-12, schedule
+    for (other, schedule), cell in on_ranks(world_size)[0]["variants"].items():
+        if other == variant:
+            assert (cell["parameters"] - truth).abs().max() <= 1e-12, schedule
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_the_exact_fisher_is_that_of_one_process(world_size):
+    (truth, *_), *others = (
+        [c["parameters"] for (v, _), c in on_ranks(size)[0]["variants"].items() if v == "exact Fisher"]
+        for size in (1, world_size)
+    )
+    for parameters in (p for cells in others for p in cells):
+        assert (parameters - truth).abs().max() <= 1e-12
+        assert (parameters - reference()[0]).abs().max() > 1e-4, "the control: it is not the empirical one"
 
 
 def test_schedules_with_the_same_sums_agree_to_the_last_bit():
@@ -41,13 +52,18 @@ def test_schedules_with_the_same_sums_agree_to_the_last_bit():
     for world_size in (1, 2):
         cells = [cell["parameters"] for cell in on_ranks(world_size)[0]["cells"].values()]
         assert all(torch.equal(cell, cells[0]) for cell in cells)
+        for variant in VARIANTS:
+            cells = [c["parameters"] for (v, _), c in on_ranks(world_size)[0]["variants"].items() if v == variant]
+            assert all(torch.equal(cell, cells[0]) for cell in cells), variant
 
 
 def test_control_the_reference_moves_and_the_variants_differ():
-    ends = [reference()[0], *(reference(**options)[0] for name, options in VARIANTS.items() if name != "micro-batches")]
+    ends = [reference()[0], *(reference(**VARIANTS[name])[0] for name in SEQUENTIAL if name != "micro-batches")]
     start = torch.nn.utils.parameters_to_vector(Run(0, 1, "dkfac").model.parameters()).detach()
     assert all((end - start).abs().max() > 1e-2 for end in ends)
     assert all((a - b).abs().max() > 1e-4 for a, b in itertools.combinations(ends, 2))
+    corrected = on_ranks(1)[0]["variants"]["ekfac", "spdkfac"]["parameters"]
+    assert (corrected - reference(**VARIANTS["exact damping"])[0]).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES[1:])

@@ -7,17 +7,17 @@ import copy
 import pytest
 import torch
 
-from tests.kfac.recipes.cells import FURTHER_STEPS, SCHEDULES, Run, on_ranks
+from tests.kfac.recipes.cells import FURTHER_STEPS, Run, on_ranks
 
 WORLD_SIZES = [1, 2, 4]
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_under_every_schedule_to_the_last_bit(world_size):
+def test_under_every_schedule_and_option_to_the_last_bit(world_size):
     """Stopped after one, two or three steps, in turn; one of them lies between a factor and an inverse update."""
     for rank in on_ranks(world_size):
-        for name in SCHEDULES:
-            assert torch.equal(rank["cells"][name]["resumed"], rank["cells"][name]["parameters"]), name
+        for name, cell in (*rank["cells"].items(), *rank["variants"].items()):
+            assert torch.equal(cell["resumed"], cell["parameters"]), name
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
