@@ -35,7 +35,8 @@ class Contender:
         torch.manual_seed(0)
         self.model = build_model(model, num_classes=10, input_shape=(3, 32, 32))
         self.recorder = Recorder(rank=communicator.rank)
-        self.kfac = KFAC(self.model, KFACConfig(), schedule, average_gradients=True, recorder=self.recorder)
+        config = KFACConfig(layers=("linear", "convolution"))  # as the paper
+        self.kfac = KFAC(self.model, config, schedule, average_gradients=True, recorder=self.recorder)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01, momentum=0.9)
         generator = torch.Generator().manual_seed(communicator.rank)
         self.x = torch.randn(batch_size, 3, 32, 32, generator=generator)

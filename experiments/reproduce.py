@@ -70,6 +70,10 @@ def finished_record(overrides: Sequence[str]) -> Path | None:
     return config.record_path if finished and not config.rerun else None
 
 
+PAPER_LAYERS = "kfac.layers=[linear,convolution]"
+"""The paper preconditions linear layers and convolutions; norms keep their plain gradient."""
+
+
 def steps(runs: Path, out: Path, epochs: int, workload: Sequence[str]) -> list[Step]:
     """The job's steps.
 
@@ -81,6 +85,7 @@ def steps(runs: Path, out: Path, epochs: int, workload: Sequence[str]) -> list[S
     """
     profiles = runs / SWEEP / "profiles"
     cluster, model = profiles / "cluster_profile.json", profiles / "model_profile.json"
+    workload = [*workload, PAPER_LAYERS]
     common = [*workload, f"runs={runs}", f"sweep={SWEEP}", f"epochs={epochs}", "optimizer.schedule=cosine"]
     planned = [f"cluster={cluster}", f"model_profile={model}"]
     profile = [*workload, f"world_size={WORLD_SIZE}", f"output={profiles}"]
