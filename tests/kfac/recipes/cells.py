@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kfac import KFAC, KFACConfig, ScheduleConfig
 from kfac.communication import LocalCommunicator, get_communicator
+from kfac.planning.schedule_config import CHOICES
 from tests.kfac.models import shards
 from tests.kfac.ranks import run_ranks
 from tests.kfac.reference import ReferenceKFAC
@@ -39,18 +40,13 @@ SCHEDULES: dict[str, ScheduleConfig] = {
         gradient_pipelining=index % 2 == 0,
     )
     for index, (pipelining, fusion, placement, broadcast) in enumerate(
-        itertools.product(
-            ("none", "layerwise"),
-            ("none", "threshold", "greedy", "optimal"),
-            ("non_dist", "seq_dist", "lbp", "optimized"),
-            ("after_all", "as_ready"),
-        )
+        itertools.product(*(CHOICES[key] for key in ("pipelining", "fusion", "placement", "inverse_broadcast")))
     )
 }
 
 
 class Tiny(nn.Module):
-    """A convolution, two branches, a norm: four kinds of layers in the least time."""
+    """A convolution, a norm, two branches and a head: several kinds of factors in the least time."""
 
     def __init__(self) -> None:
         super().__init__()
