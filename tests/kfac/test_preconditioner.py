@@ -128,8 +128,12 @@ def test_a_nan_on_one_rank_is_named_on_every_rank_and_leaves_no_trace(schedule, 
 
 def _uninvertible(rank, world_size, schedule):
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
-    kfac = KFAC(model, KFACConfig(damping=1e-300, damping_method="plain"), schedule, average_gradients=True)
-    F.cross_entropy(model(torch.zeros(2, 3).double()), torch.tensor([0, 1])).backward()
+    config = KFACConfig(damping=1e-9, damping_method="plain", factor_interval=10)
+    kfac = KFAC(model, config, schedule, average_gradients=True)
+    F.cross_entropy(model(torch.ones(2, 3).double()), torch.tensor([0, 1])).backward()
+    kfac.step()
+    kfac._factors["0", "G"].average.neg_()  # a damaged average: no statistics give a negative factor
+    F.cross_entropy(model(torch.ones(2, 3).double()), torch.tensor([0, 1])).backward()
     try:
         kfac.step()
     except FactorInversionError as error:
@@ -138,7 +142,7 @@ def _uninvertible(rank, world_size, schedule):
 
 
 @pytest.mark.parametrize("schedule", ["dkfac", "mpdkfac", "spdkfac"])
-def test_a_singular_factor_is_named_on_every_rank(schedule):
+def test_a_factor_without_inverse_is_named_on_every_rank(schedule):
     results = run_ranks(_uninvertible, 2, schedule)
     assert results[0] == results[1]
     assert "G of 0" in results[0]
