@@ -56,7 +56,7 @@ class RunningAverages:
         if all(count == 0 for _, count in received.values()):
             raise RuntimeError(
                 "step() without any statistics: no layer has seen a forward and a backward pass since the last step(). "
-                "Under torch.compile, make KFAC before the first compiled call"
+                "Where torch.compile has been at work, give KFAC the compiled model, or make it before the first call"
             )
         decays = options_at([layer.config for layer in self._layers], "factor_decay", step)
         scales: list[float | None] = [None] * len(self._layers)
@@ -77,7 +77,7 @@ class RunningAverages:
         if name not in self._warned:
             self._warned.add(name)
             logger.warning(
-                "layer %r was not used in a step (its forward is bypassed or it is conditional): without statistics "
-                "its gradient stays as it is",
+                "layer %r was not used in a step (its forward is bypassed, it is conditional, or it was compiled before "
+                "KFAC was made): without statistics its gradient stays as it is",
                 name,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -19,11 +20,13 @@ def _make_ignore() -> Callable[..., None]:
 class ForwardHook:
     """Calls ``after_forward(index, module, args, kwargs, output)`` when the layer has run.
 
-    Copies of a model leave it behind.
+    Copies of a model leave it behind. In compiled models it runs between graphs, not within them.
     """
 
     def __init__(self, after_forward: Callable[[int, nn.Module, Any, Any, Any], None], index: int) -> None:
-        self._after_forward, self._index = after_forward, index
+        reason = "K-FAC's hooks run between compiled graphs: compile without fullgraph=True"
+        self._after_forward = torch.compiler.disable(after_forward, reason=reason)
+        self._index = index
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """See :meth:`torch.nn.Module.register_forward_hook`."""
@@ -44,3 +47,9 @@ def hook_gradient(output: Tensor, hook: Callable[[Tensor], None]) -> None:
         output.register_hook(hook)
     else:
         base.register_hook(lambda gradient: hook(gradient.reshape(shape)))
+
+
+def renew_compiled(model: nn.Module) -> None:
+    """Have torch compile anew if parts of ``model`` are compiled: what has run before would not know of new hooks."""
+    if any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()):
+        torch.compiler.reset()

@@ -15,6 +15,7 @@ from kfac.config import KFACConfig
 from kfac.damping_adaptation import LevenbergMarquardt
 from kfac.execution import Execution
 from kfac.factors import FactorState
+from kfac.hooks import renew_compiled
 from kfac.inversion import FactorInversionError, dampings, invert
 from kfac.layers import GradientAccess, PlainGradients, describe_coverage, unwrap
 from kfac.loss_scale import LossScale, ScaledGradients, all_finite
@@ -48,7 +49,7 @@ class KFAC:
     torch.distributed or deepspeed.comm where either is initialised, else this process is alone.
 
     Args:
-        model: the model, may be wrapped in DistributedDataParallel.
+        model: the model, may be wrapped in DistributedDataParallel and compiled, as a whole or in parts.
         config: hyper-parameters.
         schedule: a schedule's name, its switches, or a ready Plan. It changes when things happen, never the result.
         average_gradients: also average all gradients over the ranks, as messages of the Plan. Without it :meth:`step`
@@ -84,6 +85,7 @@ class KFAC:
         self._gradients = gradients or PlainGradients()
         self._loss_scale = LossScale(grad_scaler)
         self._communicator = communicator or get_communicator()
+        renew_compiled(model)
         self._model = unwrap(model)
         self._schedule = schedule
         self._average_gradients = average_gradients and self._communicator.world_size > 1
@@ -309,7 +311,9 @@ class KFAC:
         """
         if self._adaptation is None or not self._adaptation.waiting:
             raise RuntimeError("adapt_damping() where none is due: call it where kfac.adapts_damping is true")
-        losses = self._communicator.all_gather_object(tuple(float(torch.as_tensor(loss).detach()) for loss in (before, after)))
+        losses = self._communicator.all_gather_object(
+            tuple(float(torch.as_tensor(loss).detach()) for loss in (before, after))
+        )
         mean = [sum(values) / len(losses) for values in zip(*losses, strict=True)]
         return self._adaptation.adapt(mean[0], mean[1], self._execution.layers, self._execution.factors)
 

@@ -51,7 +51,8 @@ def register_layers(
     early: list[nn.Parameter] = []
     holders = _holders(model)
     seen: set[int] = set()
-    for name, module in model.named_modules():
+    for path, module in model.named_modules():
+        name = path.replace("._orig_mod", "")  # of a part that is compiled by itself
         own = [p for p in module.parameters(recurse=False) if id(p) not in seen]
         trainable = [p for p in own if p.requires_grad]
         seen.update(id(p) for p in own)
