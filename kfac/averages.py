@@ -77,7 +77,7 @@ class RunningAverages:
         if name not in self._warned:
             self._warned.add(name)
             logger.warning(
-                "layer %r was not used in a step (its forward is bypassed, it is conditional, or it was compiled before "
-                "KFAC was made): without statistics its gradient stays as it is",
+                "layer %r was not used in a step (its forward is bypassed, conditional, or in code that was compiled "
+                "before KFAC was made): without statistics its gradient stays as it is",
                 name,
             )

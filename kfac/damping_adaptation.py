@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from kfac.communication import Communicator
 from kfac.curvature.blocks import multiply_left, multiply_right
 from kfac.factors import FactorState
 from kfac.layers import GradientAccess, KFACLayer
@@ -79,6 +80,13 @@ class LevenbergMarquardt:
         elif ratio > UPPER:
             self.strength *= DECAY**self._interval
         return ratio
+
+
+def mean_over_ranks(losses: Sequence[float | Tensor], communicator: Communicator) -> tuple[float, float]:
+    """The means of (before, after) over the ranks; collective."""
+    everyone = communicator.all_gather_object([float(torch.as_tensor(loss).detach()) for loss in losses])
+    before, after = (sum(values) / len(everyone) for values in zip(*everyone, strict=True))
+    return before, after
 
 
 class _Moves(GradientAccess):

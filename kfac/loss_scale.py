@@ -117,9 +117,3 @@ class ScaledGradients:
     def set(self, parameter: Tensor, gradient: Tensor) -> None:
         """Overwrite it, scaled."""
         self._access.set(parameter, gradient * self._scale)
-
-
-def all_finite(tensors: list[Tensor]) -> bool:
-    """Whether all elements are finite; waits for the device once."""
-    norms = torch._foreach_norm([tensor for tensor in tensors if tensor.numel()], ord=float("inf"))
-    return not norms or bool(torch.isfinite(torch.stack([norm.float() for norm in norms])).all())

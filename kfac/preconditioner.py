@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,13 +11,14 @@ from torch import Tensor, nn
 
 from kfac.communication import Communicator, get_communicator
 from kfac.config import KFACConfig
-from kfac.damping_adaptation import LevenbergMarquardt
+from kfac.damping_adaptation import LevenbergMarquardt, mean_over_ranks
 from kfac.execution import Execution
 from kfac.factors import FactorState
 from kfac.hooks import renew_compiled
 from kfac.inversion import FactorInversionError, dampings, invert
 from kfac.layers import GradientAccess, PlainGradients, describe_coverage, unwrap
-from kfac.loss_scale import LossScale, ScaledGradients, all_finite
+from kfac.loss_scale import LossScale, ScaledGradients
+from kfac.nonfinite import NonFiniteError, overflowed, refuse
 from kfac.planning import ClusterProfile, LayerProfile, ModelProfile, Plan
 from kfac.preconditioning import precondition_gradients
 from kfac.recording import Recorder
@@ -31,15 +31,9 @@ from kfac.setup import (
     require_same_parameters,
     trainable,
 )
-from kfac.state import check_state, dense, load_factors, make_state
+from kfac.state import dense_factor, load_factors, make_state, read_state
 
 __all__ = ["KFAC", "FactorInversionError", "NonFiniteError"]
-
-logger = logging.getLogger(__name__)
-
-
-class NonFiniteError(RuntimeError):
-    """A factor's statistic is NaN or infinite; raised on every rank, the state is as before the step."""
 
 
 class KFAC:
@@ -92,22 +86,18 @@ class KFAC:
         self.layers, self.first_order, self._groups = register_everywhere(
             self._model, self.config, schedule, self._average_gradients, self._communicator
         )
-        weight = next(iter(self._groups.values()))[0]
-        self._recorder = recorder or Recorder(weight.device, self._communicator.rank)
+        self._device = next(iter(self._groups.values()))[0].device
+        self._recorder = recorder or Recorder(self._device, self._communicator.rank)
         dtypes = [layer.parameters[0].dtype for layer in self.layers]
         self._dtype = max((torch.float32, *dtypes), key=lambda d: d.itemsize)
         self.plan = self._make_plan(model_profile, cluster_profile)
-        self.steps = 0
-        self.skipped_steps = 0
+        self.steps = self.skipped_steps = 0
         self._warned: set[str] = set()
         self._adaptation: LevenbergMarquardt | None = None
         if self.config.damping_adaptation == "levenberg_marquardt" and self.plan.schedule.curvature:
             self._adaptation = LevenbergMarquardt(self.config.damping_interval)
-        self._factors = {
-            (layer.name, side): FactorState(shape)
-            for layer in self.layers
-            for side, shape in (("A", layer.a), ("G", layer.g))
-        }
+        shapes = [((x.name, side), shape) for x in self.layers for side, shape in (("A", x.a), ("G", x.g))]
+        self._factors = {key: FactorState(shape) for key, shape in shapes}
         self._attach()
 
     # ------------------------------------------------------------------ set-up
@@ -234,9 +224,8 @@ class KFAC:
                 "damping_adaptation: the last step's loss afterwards is missing. Call "
                 "kfac.adapt_damping(loss, loss_again) after optimizer.step() where kfac.adapts_damping is true"
             )
-        device_type = next(iter(self._groups.values()))[0].device.type
         try:
-            with torch.autocast(device_type, enabled=False):
+            with torch.autocast(self._device.type, enabled=False):
                 self.steps += self._step()
         except Exception:
             if self._adaptation:
@@ -252,15 +241,17 @@ class KFAC:
         if self._execution.exchange is None or self._execution.averages is None:
             return True
         fault = self._execution.exchange.fault(received)
-        if self._loss_scale.enabled and self._overflow(fault, scaled):
+        if overflowed(fault, self._trainable, self._loss_scale, scaled):
+            self.skipped_steps += 1
             return False
         if fault is not None:
-            self._refuse(f"step {self.steps}: {fault}")
+            refuse(f"step {self.steps}: {fault}", self.config.nonfinite, self._trainable)
+            self.skipped_steps += 1
             return True
         self._execution.averages.update(received, self.steps)
         access = self._gradients
         if scaled:
-            access = ScaledGradients(access, self._loss_scale.inverse(self._trainable[0].device))
+            access = ScaledGradients(access, self._loss_scale.inverse(self._device))
         if self._adaptation:
             self._adaptation.note(self.steps, self._trainable, access)
         layers, factors = self._execution.layers, self._execution.factors
@@ -272,17 +263,6 @@ class KFAC:
             precondition_gradients(
                 layers, factors, access, step=self.steps, kl_clip=kl_clip, strength=self.damping_strength
             )
-        return True
-
-    def _overflow(self, fault: str | None, scaled: bool) -> bool:
-        """Whether the scaler is to skip the step; all ranks hold the same gradients and sums."""
-        gradients = [p.grad for p in self._trainable if p.grad is not None]
-        finite = all_finite(gradients)
-        if finite and fault is None:
-            return False
-        self.skipped_steps += 1
-        if finite:
-            self._loss_scale.refuse(gradients, scaled)
         return True
 
     @property
@@ -311,26 +291,13 @@ class KFAC:
         """
         if self._adaptation is None or not self._adaptation.waiting:
             raise RuntimeError("adapt_damping() where none is due: call it where kfac.adapts_damping is true")
-        losses = self._communicator.all_gather_object(
-            tuple(float(torch.as_tensor(loss).detach()) for loss in (before, after))
-        )
-        mean = [sum(values) / len(losses) for values in zip(*losses, strict=True)]
-        return self._adaptation.adapt(mean[0], mean[1], self._execution.layers, self._execution.factors)
+        mean = mean_over_ranks((before, after), self._communicator)
+        return self._adaptation.adapt(*mean, self._execution.layers, self._execution.factors)
 
     def _inverses_due(self) -> bool:
         """Also where a factor has statistics and was never inverted: the step that should have done it was skipped."""
         due = self.steps % self.config.at("inverse_interval", self.steps) == 0
         return bool(due) or any(state.average is not None and not state.solved for state in self._factors.values())
-
-    def _refuse(self, fault: str) -> None:
-        """End or skip the step, on all ranks together."""
-        if self.config.nonfinite == "raise":
-            raise NonFiniteError(fault)
-        self.skipped_steps += 1
-        logger.warning("%s; the step is skipped", fault)
-        for group in self._groups.values():
-            for parameter in group:
-                parameter.grad = None
 
     # ------------------------------------------------------------------ state
 
@@ -342,13 +309,7 @@ class KFAC:
         Raises:
             KeyError: if there is no such layer, or no statistic yet.
         """
-        owner = next((item for item in self.layers if item.name == layer), None)
-        if owner is None or side not in ("A", "G"):
-            raise KeyError(f"no factor {side!r} of {layer!r}: layers are {[item.name for item in self.layers]}")
-        state = self._factors[layer, side]
-        if state.average is None:
-            raise KeyError(f"{side} of {layer!r} has no statistics yet")
-        return dense(state, owner.a_order() if side == "A" else None)
+        return dense_factor(self.layers, self._factors, layer, side)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a bitwise continuation needs, also inside an inverse interval; the same on every rank.
@@ -364,19 +325,20 @@ class KFAC:
         """Continue from a state, plan included; for another schedule or number of ranks the own plan is kept.
 
         Raises:
-            ValueError: if the state is of another model.
+            ValueError: if the state does not fit, or is of an unknown version; nothing has changed then.
         """
         self._require_boundary("load_state_dict")
-        plan = check_state(state, self._factors)
-        like = next(iter(self._groups.values()))[0].detach().to(self._dtype)
-        load_factors(state, self._factors, like)
+        state, plan = read_state(state, self._factors, self.config)
+        same = plan.schedule == self.plan.schedule or self._schedule == "auto"
+        taken_over = same and plan.world_size == self._communicator.world_size and plan != self.plan
+        if taken_over:
+            check_plan(plan, self.layer_sizes, plan.world_size)
+        load_factors(state, self._factors, torch.empty(0, dtype=self._dtype, device=self._device))
         self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
         if self._adaptation:
             self._adaptation.strength = state.get("damping_strength", 1.0)
             self._adaptation.forget()
-        same = plan.schedule == self.plan.schedule or self._schedule == "auto"
-        if same and plan.world_size == self._communicator.world_size and plan != self.plan:
-            check_plan(plan, self.layer_sizes, plan.world_size)
+        if taken_over:
             self.close()
             self.plan = plan
             self._attach()

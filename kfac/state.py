@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +11,17 @@ from torch import Tensor
 
 from kfac.config import KFACConfig
 from kfac.factors import FactorState
+from kfac.layers import KFACLayer
 from kfac.planning import Plan
+from kfac.planning.checks import whole
+
+logger = logging.getLogger(__name__)
 
 STATE_VERSION = 2
-"""2 since factors are blocks."""
+"""2: factors are blocks, of all kinds of layers. 1 knew linear layers and convolutions, with one block each."""
+
+MEANING = ("fisher", "scaling", "loss_reduction", "weight_sharing", "average_from")
+"""The options that say what running averages are averages of."""
 
 Factors = Mapping[tuple[str, str], FactorState]
 """The factors by layer and side (A or G)."""
@@ -31,32 +39,113 @@ def make_state(factors: Factors, plan: Plan, config: KFACConfig, steps: int, ski
     }
 
 
-def check_state(state: Mapping[str, Any], factors: Factors) -> Plan:
-    """The Plan of a state that fits these factors.
+def read_state(state: Mapping[str, Any], factors: Factors, config: KFACConfig) -> tuple[dict[str, Any], Plan]:
+    """A state of any version in the present form, and its Plan, if they fit these factors.
+
+    Warns if the state's averages are of something else than ``config`` says.
 
     Raises:
-        ValueError: if the state is of another model.
+        ValueError: if it does not fit, naming the versions, or the factors that are missing, unknown or damaged.
     """
+    version = state.get("version") if isinstance(state, Mapping) else None
+    if version is None:
+        raise ValueError("this is no state of KFAC: it has no version")
+    if version not in range(1, STATE_VERSION + 1):
+        raise ValueError(
+            f"the state has format version {version}, this kfac reads versions 1 to {STATE_VERSION}: load it with the "
+            "version of kfac that has saved it"
+        )
+    missing = [key for key in ("steps", "skipped_steps", "plan", "factors") if key not in state]
+    if missing:
+        raise ValueError(f"the state is damaged: it has no {', '.join(missing)}")
+    for key in ("steps", "skipped_steps"):
+        whole(f"{key} of the state", state[key], 0)
     plan = Plan.from_dict(state["plan"])
-    dims = {key: (saved["blocks"], saved["dim"]) for key, saved in state["factors"].items()}
-    mine = {f"{name}/{side}": (f.shape.count, f.shape.dim) for (name, side), f in factors.items()}
-    if dims != mine:
-        different = sorted(set(dims.items()) ^ set(mine.items()))
-        raise ValueError(f"the state is of another model or schedule: {different[:4]} differ")
-    return plan
+    saved = {key: _present_form(entry, version) for key, entry in state["factors"].items()}
+    if not saved and not plan.schedule.curvature:
+        saved = {f"{name}/{side}": FactorState(factor.shape).state_dict() for (name, side), factor in factors.items()}
+    _check_names(saved, factors, version)
+    for (name, side), factor in factors.items():
+        other = factors[name, "A"]
+        _check_factor(f"{side} of {name}", saved[f"{name}/{side}"], factor, other if side == "G" else None)
+    _check_meaning(state.get("config", {}), config)
+    return {**state, "factors": saved}, plan
 
 
 def load_factors(state: Mapping[str, Any], factors: Factors, like: Tensor) -> None:
-    """Take over the factors of a checked state, on ``like``'s device and in its dtype."""
+    """Take over the factors of a state that has been read, on ``like``'s device and in its dtype."""
     for (name, side), factor in factors.items():
         factor.load_state_dict(state["factors"][f"{name}/{side}"], like)
 
 
-def dense(factor: FactorState, order: Tensor | None) -> Tensor:
-    """A factor with statistics as one matrix ``[d, d]``, without padding; ``order``: of each group's rows."""
+def _present_form(entry: Mapping[str, Any], version: int) -> dict[str, Any]:
+    added = {"vectors": None, "values": None, "corrected": None, **({"blocks": 1} if version == 1 else {})}
+    return {**added, **entry}
+
+
+def _check_names(saved: Mapping[str, Any], factors: Factors, version: int) -> None:
+    def listed(keys: set[tuple[str, str]]) -> str:
+        names = [f"{side} of {name}" for name, side in sorted(keys)]
+        return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+    there = {(name, side) for name, _, side in (key.rpartition("/") for key in saved)}
+    lacking, unknown = factors.keys() - there, there - factors.keys()
+    if not lacking and not unknown:
+        return
+    problems = [f"it lacks {listed(lacking)}"] if lacking else []
+    problems += [f"it has {listed(unknown)}, which this one has not"] if unknown else []
+    remedy = "; version 1 knew layers=('linear', 'convolution') only: configure these" if version == 1 else ""
+    raise ValueError(f"the state is of another model or configuration: {'; '.join(problems)}{remedy}")
+
+
+def _check_factor(label: str, entry: Mapping[str, Any], factor: FactorState, a: FactorState | None) -> None:
+    """``a``: for a factor G its layer's A."""
+    shape = factor.shape
+    size = entry.get("blocks"), entry.get("dim")
+    if size != (shape.count, shape.dim):
+        raise ValueError(
+            f"the state is of another model: {label} has {size[0]} block(s) of dimension {size[1]}, here it has "
+            f"{shape.count} of dimension {shape.dim}"
+        )
+    whole_factor, square = (factor.elements,), (shape.count, shape.dim, shape.dim)
+    shapes = {"average": whole_factor, "inverse": whole_factor, "vectors": square, "values": square[:2]}
+    if a is not None:
+        rows, columns = (x.count // x.groups * x.dim for x in (shape, a.shape))
+        shapes["corrected"] = (shape.groups, rows, columns)
+    for key, expected in shapes.items():
+        tensor = entry.get(key)
+        if tensor is None and key in entry:
+            continue
+        found = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        if not isinstance(tensor, Tensor) or found != expected:
+            raise ValueError(f"the state is damaged: {key} of {label} should have shape {expected}, but is {found}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"the state is damaged: {key} of {label} is not finite")
+    weight = entry.get("weight")
+    used = entry["average"] is not None
+    if not isinstance(weight, float) or not (0.0 if used else -1.0) < weight < 1.0 + 1e-9:
+        raise ValueError(f"the state is damaged: weight of {label} should be a number from 0 to 1, but is {weight!r}")
+
+
+def _check_meaning(saved: Mapping[str, Any], config: KFACConfig) -> None:
+    now = config.to_dict()
+    different = [f"{key}={saved[key]}, now {now[key]}" for key in MEANING if saved.get(key, now[key]) != now[key]]
+    if different:
+        logger.warning("the state's running averages were collected with other options: %s", "; ".join(different))
+
+
+def dense_factor(layers: Sequence[KFACLayer], factors: Factors, name: str, side: str) -> Tensor:
+    """See :meth:`kfac.KFAC.factor`."""
+    layer = next((layer for layer in layers if layer.name == name), None)
+    if layer is None or side not in ("A", "G"):
+        raise KeyError(f"no factor {side!r} of {name!r}: layers are {[layer.name for layer in layers]}")
+    factor = factors[name, side]
+    if factor.average is None:
+        raise KeyError(f"{side} of {name!r} has no statistics yet")
+    order = layer.a_order() if side == "A" else None
     groups = []
     for blocks in factor.matrix().chunk(factor.shape.groups):
         matrix = torch.block_diag(*blocks)[: factor.shape.width, : factor.shape.width]
         groups.append(matrix if order is None else matrix[order][:, order])
-    whole: Tensor = torch.block_diag(*groups)
-    return whole
+    dense: Tensor = torch.block_diag(*groups)
+    return dense

@@ -1,0 +1,56 @@
+"""What becomes of a step whose statistics or gradients are not finite."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from kfac.loss_scale import LossScale
+
+logger = logging.getLogger(__name__)
+
+
+class NonFiniteError(RuntimeError):
+    """A factor's statistic is NaN or infinite; raised on every rank, the state is as before the step."""
+
+
+def overflowed(fault: str | None, parameters: Sequence[nn.Parameter], loss_scale: LossScale, scaled: bool) -> bool:
+    """Whether a loss scale was too large, so that its scaler must skip the step (and is made to).
+
+    All ranks hold the same gradients and sums, and come to the same end.
+
+    Args:
+        fault: what is not finite among the statistics.
+        parameters: with their gradients.
+        loss_scale: the scale.
+        scaled: whether the gradients still have it.
+    """
+    if not loss_scale.enabled:
+        return False
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    finite = _all_finite(gradients)
+    if finite and fault is not None:
+        loss_scale.refuse(gradients, scaled)
+    return not finite or fault is not None
+
+
+def refuse(fault: str, nonfinite: str, parameters: Sequence[nn.Parameter]) -> None:
+    """End a step with an error, or have the optimizer skip it, on all ranks together.
+
+    Raises:
+        NonFiniteError: if ``nonfinite`` is ``raise``.
+    """
+    if nonfinite == "raise":
+        raise NonFiniteError(fault)
+    logger.warning("%s; the step is skipped", fault)
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether all elements are finite; waits for the device once."""
+    norms = torch._foreach_norm([tensor for tensor in tensors if tensor.numel()], ord=float("inf"))
+    return not norms or bool(torch.isfinite(torch.stack([norm.float() for norm in norms])).all())
