@@ -85,7 +85,7 @@ class Learner:
                 outputs = self.model(inputs)
                 loss = self.objective.loss(outputs, targets, self.label_smoothing) / steps
             known, kind, weight = self.objective.as_known_loss(outputs)
-            fisher = self.preconditioner.curvature(known, kind, weight / steps)
+            fisher = self.preconditioner.curvature(known, kind, weight / steps, targets=targets)
             with self.recorder.span("BP", "backward"), fisher:
                 loss.backward()
             losses.append(loss.detach())

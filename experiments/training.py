@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from experiments.measure import measure
 from experiments.objectives import objective_of
 from experiments.ranks import Rank, StopRequest
 from experiments.records import FAILED, FINISHED, INTERRUPTED, RunRecord
+from experiments.settings import ConfigError
 from experiments.sharding import Shards, derive_seed
 from experiments.summary import describe_metric, merged_timelines, render_timelines, summarise
 from experiments.tracking import NoTracker, Tracker, open_tracker
@@ -169,9 +171,15 @@ class Training:
         start = 0
         if found is not None:
             start, shared, own = found
-            self.learner.model.load_state_dict({**shared["model"], **own["buffers"]})
-            self.learner.optimizer.load_state_dict(shared["optimizer"])
-            self.learner.preconditioner.load_state_dict(shared["kfac"])
+            try:
+                self.learner.model.load_state_dict({**shared["model"], **own["buffers"]})
+                self.learner.optimizer.load_state_dict(shared["optimizer"])
+                self.learner.preconditioner.load_state_dict(shared["kfac"])
+            except (KeyError, RuntimeError, ValueError) as error:  # saved by other code than this
+                raise ConfigError(
+                    f"{self.checkpoints.folder}: the checkpoint before iteration {start} does not fit: "
+                    f"{textwrap.shorten(str(error), 400)} (rerun=true starts over)"
+                ) from error
             _set_random_state(own["random"])
             if self.rank == 0:
                 logger.info("continuing from the checkpoint before iteration %d", start)

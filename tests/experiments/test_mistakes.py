@@ -93,7 +93,7 @@ def test_special_characters_are_to_be_quoted(override):
         (["model=null"], "model=null is not one of: autoencoder"),
         (["hydra/launcher=slurm"], "hydra/launcher=slurm starts sweeps: add -m"),
         (["kfac.exclude=[nothing.*]"], "kfac.exclude: no module of model=mlp matches 'nothing.*'"),
-        (["kfac.max_dim=1"], "model=mlp: K-FAC finds no layer to precondition"),
+        (["kfac.layers=[embedding]"], "model=mlp: K-FAC finds no layer to precondition"),
         (["world_size=2", "cluster=paper64", "model_profile=resnet50"], "the plan or profile is of another model"),
     ],
 )
@@ -183,6 +183,15 @@ def test_a_run_with_lost_rows_goes_on_before_the_hole(start, caplog, keep_rows, 
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     assert (f"from the checkpoint before iteration {from_iteration}" in caplog.text) == (from_iteration > 0)
     assert ("are lost" in caplog.text) == (from_iteration < 5)
+
+
+def test_a_checkpoint_of_other_code_is_one_line(start, monkeypatch):
+    start("old", stop_after=3)
+    monkeypatch.setattr("kfac.state.STATE_VERSION", 1)
+    with pytest.raises(ConfigError, match=r"old/.*before iteration 3 does not fit.*version 2.*1 to 1.*rerun=true"):
+        start("old")
+    monkeypatch.setattr("kfac.state.STATE_VERSION", 2)
+    assert start("old").status == "finished"
 
 
 def test_a_record_that_cannot_be_written_does_not_hide_why_the_run_failed(tmp_path, monkeypatch, capsys, caplog):

@@ -114,6 +114,29 @@ def test_models_train_and_the_record_says_how_well(command, tmp_path, name, metr
         assert record.read("summary.json")[f"eval_{metric}"] == rows[-1][metric]
 
 
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_the_curvature_of_a_text_counts_its_tokens(accumulation_steps):
+    """G of the head is the mean over tokens of the outer products of their own losses' gradients."""
+    from experiments.assembly import Learner
+    from experiments.transformers import GPT
+    from kfac import KFAC, KFACConfig
+    from kfac.recording import Recorder
+
+    model = GPT(7, 5, depth=1, width=8, heads=2).double()
+    gradients = []
+    model.head.register_forward_hook(lambda _, args, out: out.register_hook(gradients.append) and None)
+    kfac = KFAC(model, KFACConfig(accumulation_steps=accumulation_steps))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    learner = Learner(model, optimizer, kfac, Recorder(), objective_of("gpt"), 0.0, accumulation_steps)
+    text = torch.randint(0, 7, (4, 6))
+    learner.step((text[:, :-1], text[:, 1:]), 0.1)
+    tokens = 4 * 5
+    own = torch.cat([g.flatten(0, 1) for g in gradients]) * tokens  # of the mean over all tokens, times their number
+    assert len(own) == tokens
+    # A sums over the positions of a sample, so G averages over them.
+    torch.testing.assert_close(kfac.factor("head", "G"), own.T @ own / tokens / 5)
+
+
 def test_objectives_of_models():
     assert isinstance(objective_of("resnet20"), Classification)
     assert isinstance(objective_of("autoencoder"), Reconstruction)
