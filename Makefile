@@ -31,7 +31,7 @@ lint: $(STAMP) ## ruff (lint and format), mypy (strict), the import rules
 	imports=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$imports"; status=1; }; \
 	exit $$status
 
-bench: $(STAMP) ## measured speed of the schedules over rate-limited links
+bench: $(STAMP) ## measured speed: schedules over rate-limited links, cost on one process (ARGS=overlap or ARGS=cost for one)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 env: $(STAMP) ## only make the environment
