@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from kfac import KFAC, KFACConfig
 from kfac.communication import LocalCommunicator
@@ -31,6 +32,53 @@ def trained(device: str, steps: int = 5) -> torch.Tensor:
 def test_a_gpu_gives_the_cpus_parameters():
     assert (trained("cuda") - trained("cpu")).abs().max() < 1e-9
     assert (trained("cuda", 4) - trained("cpu")).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("use_reentrant", [None, True, False])
+def test_a_loss_scale_and_checkpoints_change_nothing_there_either(use_reentrant):
+    """Layers run again on autograd's own threads; the scale stays on the device."""
+    parameters = []
+    for special in (False, True):
+        model = make_model().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, enabled=special)
+        kfac = KFAC(model, grad_scaler=scaler)
+        for step in range(3):
+            x, y = (t.cuda() for t in make_data(8, step))
+            optimizer.zero_grad()
+            if special and use_reentrant is not None:
+                outputs = checkpoint(model, x.requires_grad_(), use_reentrant=use_reentrant)
+            else:
+                outputs = model(x)
+            scaler.scale(F.cross_entropy(outputs, y)).backward()
+            kfac.step()
+            scaler.step(optimizer)
+            scaler.update()
+        assert kfac.steps == 3
+        parameters.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert (parameters[0] - parameters[1]).abs().max() < 1e-9
+
+
+def test_float16_with_a_loss_scale_has_statistics_in_float32():
+    model = make_model(dtype=torch.float32).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+    kfac = KFAC(model, KFACConfig(fisher="mc"), grad_scaler=scaler)
+    x, y = (t.cuda() for t in make_data(8, 0, torch.float32))
+    with torch.autocast("cuda", torch.float16):
+        outputs = model(x)
+        loss = F.cross_entropy(outputs, y)
+    with kfac.curvature(outputs, "classification", targets=y):
+        scaler.scale(loss).backward()
+    kfac.step()
+    scaler.step(optimizer)
+    assert kfac.steps == 1
+    for layer in kfac.layers:
+        for side in "AG":
+            factor = kfac.factor(layer.name, side)
+            assert factor.dtype == torch.float32
+            assert factor.is_cuda
+            assert factor.isfinite().all()
 
 
 def test_the_timeline_comes_from_events_and_covers_the_iteration():
