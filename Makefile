@@ -1,7 +1,7 @@
 # `make help` lists the targets. The environment in .venv is made by whichever target needs it first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test lint bench env lock clean
+.PHONY: help reproduce test lint bench bench-optimisation env lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	&& { echo $$python; break; }; done)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 reproduce: $(STAMP) ## the paper's main comparison: train, profile, simulate, table and figure
 	@$(BIN)/python -m experiments.reproduce $(ARGS)
@@ -33,6 +33,9 @@ lint: $(STAMP) ## ruff (lint and format), mypy (strict), the import rules
 
 bench: $(STAMP) ## measured speed: schedules over rate-limited links, cost on one process (ARGS=overlap or ARGS=cost for one)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-optimisation: $(STAMP) ## steps and seconds to a target: K-FAC, SGD, AdamW and SOAP, tuned alike (ARGS=--help)
+	@$(BIN)/python -m benchmarks.optimisation $(ARGS)
 
 env: $(STAMP) ## only make the environment
 
