@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from kfac.curvature.blocks import Blocks
 from kfac.layers.base import GradientAccess, KFACLayer
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Geometry = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], str, int]
+"""What :func:`kfac.curvature.statistics.convolution_patches` asks of a convolution."""
 
 
 class WeightLayer(KFACLayer):
@@ -118,25 +120,27 @@ class ConvolutionLayer(WeightLayer):
         return math.prod(output.shape[2:])
 
     def add_a_statistic(self, x: Tensor, total: Tensor, weight: float, module: nn.Module) -> None:  # noqa: D102
+        if len(total) == 1 and not self._reduce and statistics.shifts_pay(x, *self._geometry(module)):
+            statistics.add_shifted_moments(x, total[0], weight, None if self.bias is None else 1.0)
+            return
         for patches in self._patches(x, module):
             self.add_inputs(patches, total, weight)
 
-    def _patches(self, x: Tensor, module: nn.Module) -> Iterator[Tensor]:
+    def _geometry(self, module: nn.Module) -> Geometry:
         assert isinstance(module, Convolution)
-        return statistics.convolution_patches(
-            x,
-            module.kernel_size,
-            module.stride,
-            _padding(module),
-            module.dilation,
-            module.padding_mode,
-            self.groups,
-        )
+        padding = _padding(module)
+        return module.kernel_size, module.stride, padding, module.dilation, module.padding_mode, self.groups
+
+    def _patches(self, x: Tensor, module: nn.Module) -> Iterator[Tensor]:
+        return statistics.convolution_patches(x, *self._geometry(module))
 
     def add_g_statistic(  # noqa: D102
         self, g: Tensor, total: Tensor, weight: float, module: nn.Module, x: Tensor | None = None
     ) -> None:
-        self.add_output_gradients(g.flatten(2).transpose(0, 1), total, weight)
+        if len(total) == 1 and not self._reduce:
+            statistics.add_channel_moments(g.flatten(2), total[0], weight)
+        else:
+            self.add_output_gradients(g.flatten(2).transpose(0, 1), total, weight)
 
     def sample_gradients(  # noqa: D102
         self, x: Tensor, g: Tensor, module: nn.Module

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from kfac import KFAC, KFACConfig
+from kfac.curvature import statistics
 from kfac.curvature.damping import factor_damping
 from kfac.curvature.inverses import damped_inverse, kl_clip_factor
 from kfac.curvature.packing import pack, packed_elements, packed_trace, unpack
@@ -114,6 +115,63 @@ def assert_preconditioned(module, plain, A, G, config):
     torch.testing.assert_close(module.weight.grad.flatten(1), nu * result[:, :columns], rtol=1e-8, atol=1e-12)
     if "bias" in plain:
         torch.testing.assert_close(module.bias.grad, nu * result[:, columns], rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [None, 1.5])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (1, 2, 1, 6), (3, 1, 2, 2), (2, 4, 1, 1), (4, 16, 32, 32)], ids=str)
+def test_shifted_products_are_those_of_the_patches(shape, bias):
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=D)
+    channels = shape[1]
+    patches = F.unfold(x, 3, padding=1).view(shape[0], channels, 9, -1).transpose(1, 2)  # torch's own, channels last
+    rows = patches.reshape(shape[0], 9 * channels, -1).transpose(1, 2).flatten(0, 1)
+    if bias is not None:
+        rows = torch.cat([rows, torch.full((len(rows), 1), bias, dtype=D)], 1)
+    total = torch.ones(rows.shape[1], rows.shape[1], dtype=D)
+    statistics.add_shifted_moments(x, total, 0.5, bias)
+    torch.testing.assert_close(total.triu(), (1 + 0.5 * rows.T @ rows).triu(), rtol=1e-11, atol=1e-11)
+
+
+def test_a_layer_that_uses_shifted_products_has_the_factors_of_its_patches(monkeypatch):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(8, 4, 3, padding=1).to(D)
+    x = torch.randn(5, 8, 32, 32, dtype=D)
+    assert x.numel() >= statistics.SHIFT_ELEMENTS
+    factors = []
+    for elements in (statistics.SHIFT_ELEMENTS, x.numel() + 1):
+        monkeypatch.setattr(statistics, "SHIFT_ELEMENTS", elements)
+        kfac = KFAC(conv, KFACConfig())
+        conv(x).square().mean().backward()
+        kfac.step()
+        factors.append([kfac.factor("", side) for side in "AG"])
+        kfac.close()
+    torch.testing.assert_close(factors[0], factors[1], rtol=1e-11, atol=1e-13)
+    assert not torch.equal(factors[0][0], factors[1][0])  # so they were made in two ways
+
+
+def test_shifted_products_are_for_the_convolutions_that_they_describe():
+    x = torch.zeros(4, 16, 32, 32)
+    fitting = {"kernel_size": (3, 3), "stride": (1, 1), "padding": [1] * 4, "dilation": (1, 1)}
+    assert statistics.shifts_pay(x, **fitting)
+    assert not statistics.shifts_pay(x[:, :, :4, :4], **fitting)
+    for other in (
+        {"kernel_size": (3, 1)},
+        {"stride": (1, 2)},
+        {"padding": [1, 1, 0, 0]},
+        {"dilation": (2, 2)},
+        {"padding_mode": "circular"},
+        {"groups": 2},
+    ):
+        assert not statistics.shifts_pay(x, **{**fitting, **other})
+
+
+@pytest.mark.parametrize("positions", [3, 50])
+def test_moments_of_channels(positions):
+    g = torch.randn(4, 7, positions, dtype=D)
+    total = torch.ones(7, 7, dtype=D)
+    statistics.add_channel_moments(g, total, 2.0)
+    expected = 1 + 2.0 * torch.einsum("ncp,ndp->cd", g, g)
+    torch.testing.assert_close(total.triu(), expected.triu(), rtol=1e-12, atol=1e-12)
 
 
 def test_one_datum_equals_the_empirical_fisher_of_torch_func():
