@@ -48,6 +48,8 @@ class RunningAverages:
     def update(self, received: Received, step: int) -> None:
         """Add a step's sums over all ranks; collective with corrected eigenvalues. Nothing received: nothing changes.
 
+        The sums are taken out of ``received``, so that their memory is free again.
+
         Raises:
             RuntimeError: if no layer has been used.
         """
@@ -61,7 +63,8 @@ class RunningAverages:
         decays = options_at([layer.config for layer in self._layers], "factor_decay", step)
         scales: list[float | None] = [None] * len(self._layers)
         with self._recorder.span("FactorComp", "running averages"):
-            for i, (total, count) in sorted(received.items()):
+            for i in sorted(received):
+                total, count = received.pop(i)
                 layer, side = self._layers[i // 2], self._plan.factors[i].side
                 if count == 0:
                     self._warn_unused(layer.name)

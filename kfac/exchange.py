@@ -13,7 +13,7 @@ from kfac.curvature.packing import pack
 from kfac.planning import Message, Plan
 
 Received = dict[int, tuple[Tensor, float]]
-"""Per factor its packed sum over all ranks, and the count of samples or loss terms in it."""
+"""Per factor its sum over all ranks (packed triangles, unless one is alone), and the count of samples or loss terms."""
 
 
 class FactorExchange:
@@ -58,6 +58,21 @@ class FactorExchange:
         counts.copy_(_row(samples, buffer))
         return buffer
 
+    @property
+    def nothing(self) -> Tensor:
+        """The message of a process that is alone."""
+        return self._like.new_zeros(1)
+
+    def local(self) -> Received:
+        """The sums of this process alone, as ``[blocks, dim, dim]``; a factor without a statistic is zero."""
+        taken = [self._collector.take(spec.side, i // 2) for i, spec in enumerate(self._plan.factors)]
+        counts = _row([count for _, count in taken], self._like).tolist()
+        totals = [
+            self._like.new_zeros(spec.blocks, spec.dim, spec.dim) if total is None else total
+            for spec, (total, _) in zip(self._plan.factors, taken, strict=True)
+        ]
+        return dict(enumerate(zip(totals, counts, strict=True)))
+
     def unpack(self, messages: Sequence[tuple[Message, Tensor]]) -> Received:
         """The factors of summed messages; waits once for the device."""
         if not messages:
@@ -77,7 +92,10 @@ class FactorExchange:
         bad = {i for i, (triangle, _) in received.items() if not bool(torch.isfinite(triangle).all())}
         if not bad:
             return None  # finite entries whose sum overflows
-        guilty = any(not bool(torch.isfinite(total)) for items, total in self._local_sums if bad.intersection(items))
+        alone = self._communicator.world_size == 1
+        guilty = alone or any(
+            not bool(torch.isfinite(total)) for items, total in self._local_sums if bad.intersection(items)
+        )
         ranks = [rank for rank, flag in enumerate(self._communicator.all_gather_object(guilty)) if flag]
         names = [f"{self._plan.factors[i].side} of {self._plan.factors[i].layer}" for i in sorted(bad)]
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

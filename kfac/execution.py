@@ -62,6 +62,7 @@ class Execution:
         warned: set[str],
     ) -> None:
         self._plan, self._recorder = plan, recorder
+        self._alone = communicator.world_size == 1
         self._queue = MessageQueue(communicator, recorder, self._pack)
         self._correction: EigenvalueCorrection | None = None
         self._collector: StatisticsCollector | None = None
@@ -144,6 +145,8 @@ class Execution:
                 self._averager.unpack(message.items, buffer)
             else:
                 factors.append((message, buffer))
+        if self._alone and self.exchange and self._collector and self._collector.collecting:
+            return self.exchange.local()
         return self.exchange.unpack(factors) if self.exchange else {}
 
     def _pack(self, message: Message) -> Tensor:
@@ -151,5 +154,7 @@ class Execution:
             assert self._averager is not None
             return self._averager.pack(message.items)
         assert self.exchange is not None
+        if self._alone:
+            return self.exchange.nothing  # sums stay where they are; what has left has left
         with self._recorder.span("FactorComp", f"pack {message.kind}"):
             return self.exchange.pack(message.items)

@@ -11,7 +11,13 @@ from torch import Tensor
 from kfac.communication import Communicator, Work
 from kfac.config import KFACConfig, options_at
 from kfac.curvature.damping import factor_damping
-from kfac.curvature.inverses import damped_inverse, eigendecomposition, inverse_from_eigen
+from kfac.curvature.inverses import (
+    damped_cholesky,
+    damped_inverse,
+    eigendecomposition,
+    inverse_from_eigen,
+    keeps_cholesky,
+)
 from kfac.factors import FactorState
 from kfac.layers import KFACLayer
 from kfac.planning import Plan
@@ -80,7 +86,7 @@ class _Inverse:
             parts = eigendecomposition(factor.matrix())
             inverse = None if parts is None else inverse_from_eigen(*parts, damping)
         else:
-            inverse = damped_inverse(factor.matrix(), damping)
+            inverse = damped_inverse(factor.upper_average(), damping, factor.weight)
         return None if inverse is None else (inverse,)
 
     def flatten(self, factor: FactorState, parts: Parts) -> Tensor:
@@ -90,7 +96,21 @@ class _Inverse:
         return (factor.unpack(flat),)
 
     def store(self, factor: FactorState, parts: Parts) -> None:
-        factor.inverse, factor.vectors, factor.values = parts[0], None, None
+        factor.inverse, factor.upper, factor.vectors, factor.values = parts[0], None, None, None
+
+
+class _Cholesky(_Inverse):
+    """The Cholesky factor of the damped factor, for wide ones."""
+
+    def __init__(self) -> None:
+        super().__init__(eigen=False)
+
+    def solve(self, factor: FactorState, damping: float) -> Parts | None:
+        upper = damped_cholesky(factor.upper_average(), damping, factor.weight)
+        return None if upper is None else (upper,)
+
+    def store(self, factor: FactorState, parts: Parts) -> None:
+        factor.inverse, factor.upper, factor.vectors, factor.values = None, parts[0], None, None
 
 
 class _Decomposition:
@@ -111,13 +131,15 @@ class _Decomposition:
         return vectors.view(count, dim, dim), values.view(count, dim)
 
     def store(self, factor: FactorState, parts: Parts) -> None:
-        factor.inverse, factor.vectors, factor.values = None, *parts
+        factor.inverse, factor.upper, factor.vectors, factor.values = None, None, *parts
         factor.corrected = None  # it was for the old vectors
 
 
-def _method(config: KFACConfig) -> _Method:
+def _method(config: KFACConfig, factor: FactorState, interval: int) -> _Method:
     if config.damping_method == "exact":
         return _Decomposition()
+    if config.inverse_method == "cholesky" and keeps_cholesky(factor.shape.dim, interval, _like(factor).device):
+        return _Cholesky()
     return _Inverse(eigen=config.inverse_method == "eigh")
 
 
@@ -125,11 +147,12 @@ def invert(
     layers: Sequence[KFACLayer],
     factors: Sequence[FactorState],
     dampings: Sequence[float | None],
+    interval: int,
     plan: Plan,
     communicator: Communicator,
     recorder: Recorder,
 ) -> None:
-    """Invert or decompose all factors that have a damping (None: left alone); collective.
+    """Invert or decompose all factors that have a damping (None: left alone) for ``interval`` steps; collective.
 
     A rank that cannot do it sends NaN, so that every rank learns of it and none waits for ever.
 
@@ -138,7 +161,7 @@ def invert(
     """
     rank = communicator.rank
     sequence = [i for i in plan.inverse_sequence if dampings[i] is not None]
-    methods = {i: _method(layers[i // 2].config) for i in sequence}
+    methods = {i: _method(layers[i // 2].config, factors[i], interval) for i in sequence}
     parts: dict[int, Parts] = {}
     buffers: dict[int, Tensor] = {}
     works: dict[int, Work] = {}

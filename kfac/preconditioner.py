@@ -97,7 +97,7 @@ class KFAC:
         if self.config.damping_adaptation == "levenberg_marquardt" and self.plan.schedule.curvature:
             self._adaptation = LevenbergMarquardt(self.config.damping_interval)
         shapes = [((x.name, side), shape) for x in self.layers for side, shape in (("A", x.a), ("G", x.g))]
-        self._factors = {key: FactorState(shape) for key, shape in shapes}
+        self._factors = {key: FactorState(shape, self._communicator.world_size > 1) for key, shape in shapes}
         self._attach()
 
     # ------------------------------------------------------------------ set-up
@@ -257,7 +257,8 @@ class KFAC:
         layers, factors = self._execution.layers, self._execution.factors
         if self._inverses_due():
             damping = dampings(layers, factors, self.steps, self.damping_strength)
-            invert(layers, factors, damping, self.plan, self._communicator, self._recorder)
+            interval = self.config.at("inverse_interval", self.steps)
+            invert(layers, factors, damping, interval, self.plan, self._communicator, self._recorder)
         with self._recorder.span("Precondition", "precondition"):
             kl_clip = self.config.at("kl_clip", self.steps)
             precondition_gradients(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kfac.config import options_at
-from kfac.curvature.inverses import kl_clip_factor, kronecker_eigenvalues, precondition, precondition_in_basis
+from kfac.curvature.inverses import kl_clip_factor, kronecker_eigenvalues, precondition_in_basis
 from kfac.factors import FactorState
 from kfac.layers import GradientAccess, KFACLayer
 
@@ -44,8 +44,9 @@ def precondition_gradients(
         gradient = layer.gradient_matrix(access)
         if gradient is None:
             continue
+        gradient = gradient.to(a.dtype)
         result = _solve(a, g, gradient, strength * dampings[k])
-        products.append((result * gradient).sum() * rates[k] ** 2)
+        products.append(torch.dot(result.flatten(), gradient.flatten()) * rates[k] ** 2)
         preconditioned.append((layer, result))
     if preconditioned and kl_clip is not None:
         nu = kl_clip_factor(kl_clip, torch.stack(products).sum())
@@ -56,11 +57,9 @@ def precondition_gradients(
 
 
 def _solve(a: FactorState, g: FactorState, gradient: Tensor, damping: float) -> Tensor:
-    if a.inverse is not None and g.inverse is not None:
-        return precondition(gradient.to(a.inverse.dtype), a.inverse, g.inverse)
-    assert a.vectors is not None and a.values is not None  # noqa: PT018 (decomposed together)
-    assert g.vectors is not None and g.values is not None  # noqa: PT018
+    if a.vectors is None or a.values is None or g.vectors is None or g.values is None:
+        return a.solve_right(g.solve_left(gradient))
     eigenvalues = g.corrected
     if eigenvalues is None:
         eigenvalues = kronecker_eigenvalues(a.values, g.values, a.shape.groups)
-    return precondition_in_basis(gradient.to(a.vectors.dtype), a.vectors, g.vectors, eigenvalues, damping)
+    return precondition_in_basis(gradient, a.vectors, g.vectors, eigenvalues, damping)

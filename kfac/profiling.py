@@ -16,7 +16,7 @@ import torch
 from scipy.optimize import nnls
 
 from kfac.communication import Communicator, Work
-from kfac.curvature.inverses import damped_inverse
+from kfac.curvature.inverses import LONG_INTERVAL, damped_cholesky, damped_inverse, keeps_cholesky
 from kfac.curvature.packing import pack, packed_elements, unpack
 from kfac.planning import ClusterProfile, LinearCost, ModelProfile, PolynomialCost
 from kfac.setup import LayerSizes
@@ -173,14 +173,15 @@ def _time_collective(
 
 
 def _time_inverse(dim: int, repeats: int, device: torch.device | str) -> float:
-    """Median seconds from a packed factor to its packed inverse."""
+    """Median seconds from a packed factor to its packed inverse, or to what is kept instead for many steps."""
     data = torch.randn(dim, dim, generator=torch.Generator().manual_seed(dim)).to(device)
     packed = torch.empty(packed_elements(dim), device=device)
     pack((data @ data.T / dim)[None], packed)
     out = torch.empty_like(packed)
+    solve = damped_cholesky if keeps_cholesky(dim, LONG_INTERVAL, packed.device) else damped_inverse
 
     def action() -> None:
-        inverse = damped_inverse(unpack(packed, dim), 1e-2)
+        inverse = solve(unpack(packed, dim), 1e-2)
         assert inverse is not None
         pack(inverse, out)
 

@@ -79,7 +79,13 @@ def load_factors(state: Mapping[str, Any], factors: Factors, like: Tensor) -> No
 
 
 def _present_form(entry: Mapping[str, Any], version: int) -> dict[str, Any]:
-    added = {"vectors": None, "values": None, "corrected": None, **({"blocks": 1} if version == 1 else {})}
+    added = {
+        "upper": None,
+        "vectors": None,
+        "values": None,
+        "corrected": None,
+        **({"blocks": 1} if version == 1 else {}),
+    }
     return {**added, **entry}
 
 
@@ -108,7 +114,13 @@ def _check_factor(label: str, entry: Mapping[str, Any], factor: FactorState, a: 
             f"{shape.count} of dimension {shape.dim}"
         )
     whole_factor, square = (factor.elements,), (shape.count, shape.dim, shape.dim)
-    shapes = {"average": whole_factor, "inverse": whole_factor, "vectors": square, "values": square[:2]}
+    shapes = {
+        "average": whole_factor,
+        "inverse": whole_factor,
+        "upper": whole_factor,
+        "vectors": square,
+        "values": square[:2],
+    }
     if a is not None:
         rows, columns = (x.count // x.groups * x.dim for x in (shape, a.shape))
         shapes["corrected"] = (shape.groups, rows, columns)

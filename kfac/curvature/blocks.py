@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -72,3 +73,19 @@ def multiply_right(matrix: Tensor, blocks: Tensor) -> Tensor:
     if len(blocks) == len(matrix):
         return (matrix[0] @ blocks[0])[None] if len(blocks) == 1 else matrix @ blocks
     return multiply_left(blocks.mT, matrix.mT).mT
+
+
+def solve_left(upper: Tensor, matrix: Tensor) -> Tensor:
+    """``(U^T U)^-1 matrix`` for ``U = upper [count, dim, dim]`` and ``matrix [groups, rows, columns]``."""
+    count, dim, _ = upper.shape
+    groups, rows, columns = matrix.shape
+    padded = count // groups * dim
+    parts = pad_to(matrix, padded, columns).reshape(count, dim, columns)
+    half = torch.linalg.solve_triangular(upper.mT, parts, upper=False)
+    whole: Tensor = torch.linalg.solve_triangular(upper, half, upper=True)
+    return whole.reshape(groups, padded, columns)[:, :rows]
+
+
+def solve_right(matrix: Tensor, upper: Tensor) -> Tensor:
+    """``matrix (U^T U)^-1``."""
+    return solve_left(upper, matrix.mT).mT
