@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     setting = Setting(options.trials, options.processes, options.quick, options.retime)
     out = ROOT / "benchmarks" / "out"
     results = options.results or out / ("optimisation-quick.jsonl" if options.quick else "optimisation.jsonl")
-    runner = Runner(setting, Store(results))
-    comparisons = [runner.compare(workload, contenders) for workload in workloads]
+    with Runner(setting, Store(results)) as runner:
+        comparisons = [runner.compare(workload, contenders) for workload in workloads]
     print(tables(comparisons, setting))
     whole = not options.quick and len(workloads) == len(WORKLOADS) and len(contenders) == len(CONTENDERS)
     folder = options.docs or (ROOT / "docs" if whole else None)

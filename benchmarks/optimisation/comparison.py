@@ -91,7 +91,7 @@ class Comparison:
 
 
 class Runner:
-    """Runs jobs that have no result yet, several at a time.
+    """Runs jobs that have no result yet, several at a time; a context, which ends its processes.
 
     Args:
         setting: of the comparison.
@@ -100,6 +100,14 @@ class Runner:
 
     def __init__(self, setting: Setting, store: Store) -> None:
         self.setting, self.store = setting, store
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
 
     def compare(self, name: str, contenders: Sequence[str]) -> Comparison:
         """All stages of one workload."""
@@ -179,15 +187,12 @@ class Runner:
         if self.setting.processes == 1 or len(jobs) < 2:
             yield from ((job, run(job)) for job in jobs)
             return
-        context = multiprocessing.get_context("spawn")  # forked copies of torch's threads hang
-        with ProcessPoolExecutor(self.setting.processes, context) as pool:
-            started = {pool.submit(run, job): job for job in jobs}
-            try:
-                for done in as_completed(started):
-                    yield started[done], done.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")  # forked copies of torch's threads hang
+            self._pool = ProcessPoolExecutor(self.setting.processes, context)
+        started = {self._pool.submit(run, job): job for job in jobs}
+        for done in as_completed(started):
+            yield started[done], done.result()
 
 
 def _again(job: Job, stage: str, seed: int) -> Job:

@@ -234,11 +234,12 @@ def write(comparisons: Sequence[Comparison], setting: Setting, folder: Path) -> 
 def _draw(comparisons: Sequence[Comparison], path: Path) -> None:
     """The metric against steps of all evaluations; each line ends where it meets the target."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     from paper_figures.style import PAGE_IN, paper_style
 
     with paper_style():
-        figure = Figure(figsize=(PAGE_IN, 2.4), layout="constrained")
+        figure = Figure(figsize=(PAGE_IN, 2.6), layout="constrained")
         panels = figure.subplots(1, len(comparisons), squeeze=False)[0]
         for axes, comparison in zip(panels, comparisons, strict=True):
             for colour, search in enumerate(comparison.searches):
@@ -248,11 +249,15 @@ def _draw(comparisons: Sequence[Comparison], path: Path) -> None:
                     axes.plot(steps, values, color=f"C{colour}", linewidth=0.7, label=label)
             axes.axhline(comparison.target, color="#262626", linewidth=0.6, linestyle="--")
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
             if not comparison.workload.higher:
                 axes.set_yscale("log")
+                axes.yaxis.set_major_formatter("{x:g}")
+                axes.yaxis.set_minor_formatter("{x:.2g}")
             axes.set_title(comparison.workload.name)
             axes.set_xlabel("steps")
             axes.set_ylabel(comparison.workload.metric.replace("_", " "))
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        figure.legend(handles, labels, loc="outside lower center", ncols=(len(labels) + 1) // 2)
         figure.savefig(path, dpi=150, metadata={"Software": None})
