@@ -90,7 +90,7 @@ def test_the_record_is_complete(measured):
     assert head["code"].keys() & {"commit", "version"}
     assert record.read("environment.json")["packages"]["torch"] == torch.__version__.partition("+")[0]
     plan = Plan.from_dict(record.read("plan.json"))
-    assert (plan.world_size, len(plan.factors)) == (2, 40)
+    assert (plan.world_size, len(plan.factors)) == (2, 78)
     assert ModelProfile.load(record.path / "model_profile.json").provenance["kind"] == "measured"
     assert ClusterProfile.load(record.path / "cluster_profile.json").world_size == 2
     rows = record.rows()
