@@ -126,7 +126,8 @@ class StatisticsCollector:
         self._output_gradients: Literal["collect", "add", "ignore"] = "collect"
         self._reset()
         self._hooks = [
-            module.register_forward_hook(ForwardHook(self.after_forward, index), with_kwargs=True)
+            # Before the user's hooks, which may return something else than the layer's output.
+            module.register_forward_hook(ForwardHook(self.after_forward, index), with_kwargs=True, prepend=True)
             for index, layer in enumerate(layers)
             for module in layer.modules
         ]

@@ -74,8 +74,7 @@ class FactorState:
         if self.average is None:
             self.average = torch.zeros_like(total)
             if from_identity:
-                eye = torch.eye(self.shape.dim, dtype=total.dtype, device=total.device)
-                eyes = eye.repeat(self.shape.count, 1, 1)
+                eyes = self.shape.identity(total)
                 self.average = self.pack(eyes) if self.packed else eyes
                 self.weight = 1.0
         self.average.mul_(decay).add_(total, alpha=(1.0 - decay) * scale)

@@ -48,6 +48,11 @@ class Blocks:
         """Rows of the whole factor, without padding."""
         return self.groups * self.width
 
+    def identity(self, like: Tensor) -> Tensor:
+        """``[count, dim, dim]`` with ones on the diagonal, but zeros in the padding."""
+        position = torch.arange(self.count * self.dim, device=like.device) % (self.count // self.groups * self.dim)
+        return (position < self.width).to(like.dtype).view(self.count, self.dim).diag_embed()
+
 
 def pad_to(matrix: Tensor, rows: int, columns: int) -> Tensor:
     """``matrix [groups, ...]`` with zeros appended up to this many rows and columns."""

@@ -105,8 +105,9 @@ def _reason_against(name: str, module: nn.Module, config: KFACConfig) -> str | N
     if not isinstance(module, tuple(_MAKERS)):
         return None
     weight: object = module.weight
-    if not isinstance(weight, nn.Parameter):
-        return "its weight is computed from other parameters (a parametrization)"
+    bias: object = getattr(module, "bias", None)
+    if not isinstance(weight, nn.Parameter) or not isinstance(bias, (nn.Parameter, type(None))):
+        return "its weight or bias is computed from other parameters (a parametrization)"
     kind, forwards = type(module).__name__, {cls.forward for cls in _MAKERS}
     reasons = {
         "include/exclude patterns": not config.covers(name),

@@ -107,7 +107,7 @@ class NormLayer(VectorLayer):
         if self._trailing:
             self.sample_dims = 1 + self._trailing
         elif isinstance(module, INSTANCE_NORMS):
-            self.sample_dims = 3 + INSTANCE_NORMS.index(type(module))
+            self.sample_dims = 3 + next(k for k, cls in enumerate(INSTANCE_NORMS) if isinstance(module, cls))
 
     def _per_channel(self, tensor: Tensor) -> Tensor:
         """Sums over the positions of each sample: ``[samples, channels]``."""

@@ -85,12 +85,13 @@ def test_a_grouped_convolution_is_its_groups_side_by_side(cls, options, max_dim)
 
 
 @pytest.mark.parametrize("max_dim", [1, 2, 3, 4, 6])
-def test_a_wide_factor_is_the_diagonal_blocks_of_the_whole_one(max_dim):
+@pytest.mark.parametrize("average_from", ["zero", "identity"])
+def test_a_wide_factor_is_the_diagonal_blocks_of_the_whole_one(max_dim, average_from):
     torch.manual_seed(0)
     model = nn.Linear(6, 5).to(D)
     x = rand(9, 6)
-    config = KFACConfig(damping=0.01, kl_clip=None, max_dim=max_dim)
-    whole = stepped(copy.deepcopy(model), x)
+    config = KFACConfig(damping=0.01, kl_clip=None, max_dim=max_dim, average_from=average_from)
+    whole = stepped(copy.deepcopy(model), x, KFACConfig(average_from=average_from))
     probe = rand(9, 5, seed=7)
     (model(x) * probe).sum().div(9).backward()
     gradient = torch.cat([model.weight.grad, model.bias.grad[:, None]], 1).clone()
@@ -150,6 +151,7 @@ NORMS = {
     "layer without bias": (nn.LayerNorm(4, bias=False), (4,)),
     "rms": (nn.RMSNorm(4, eps=1e-5), (5, 4)),
     "instance": (nn.InstanceNorm2d(4, affine=True), (4, 3, 3)),
+    "a subclass of instance": (type("OwnNorm", (nn.InstanceNorm2d,), {})(4, affine=True), (4, 3, 3)),
     "batch, eval": (nn.BatchNorm2d(4).eval(), (4, 3, 3)),
     "batch 1d, eval": (nn.BatchNorm1d(4).eval(), (4,)),
 }

@@ -305,10 +305,18 @@ def test_layers_that_only_look_covered_are_listed():
         def forward(self, x):
             return 2 * super().forward(x)
 
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), Doubled(3, 3), nn.Linear(3, 2)).to(D)
+    class Scaled(nn.Module):
+        def forward(self, x):
+            return 2 * x
+
+    doubled_bias, doubled_shift = nn.Linear(3, 3), nn.LayerNorm(3)
+    for module in (doubled_bias, doubled_shift):
+        nn.utils.parametrize.register_parametrization(module, "bias", Scaled())
+    weight_norm = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+    model = nn.Sequential(weight_norm, Doubled(3, 3), nn.Linear(3, 2), doubled_bias, doubled_shift).to(D)
     kfac = KFAC(model)
     assert [layer.name for layer in kfac.layers] == ["2"]
-    assert "parametrization" in kfac.summary()
+    assert "0, 3, 4: its weight or bias is computed from other parameters (a parametrization)" in kfac.summary()
     assert "forward pass of its own" in kfac.summary()
 
 

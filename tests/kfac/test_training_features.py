@@ -197,6 +197,23 @@ def test_functional_calls_with_other_parameters_leave_no_trace():
     assert all(torch.equal(a, b) for a, b in zip(*factors, strict=True))
 
 
+def test_hooks_that_change_inputs_and_outputs_are_seen_as_the_layer_sees_them():
+    """A hook of the user's own that doubles the output doubles the gradient of what the layer itself has put out."""
+    factors = []
+    for hooked in (False, True):
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 4).to(D)
+        if hooked:
+            layer.register_forward_pre_hook(lambda module, args: (3 * args[0],))
+            layer.register_forward_hook(lambda module, args, output: 2 * output)
+        kfac = KFAC(layer)
+        (layer(X) if hooked else 2 * layer(3 * X)).tanh().sum().backward()
+        kfac.step()
+        factors.append([kfac.factor("", side) for side in "AG"])
+    for plain, own in zip(*factors, strict=True):
+        torch.testing.assert_close(own, plain, rtol=1e-12, atol=1e-14)
+
+
 IN_PLACE: dict[str, tuple] = {
     "linear": (lambda: nn.Linear(4, 4), (3, 4)),
     "linear on sequences": (lambda: nn.Linear(4, 4), (3, 5, 4)),
