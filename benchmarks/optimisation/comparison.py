@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from benchmarks.optimisation.contenders import BASELINES, CONTENDERS, EARLY
 from benchmarks.optimisation.store import Store
 from benchmarks.optimisation.timing import seconds_per_step, timing_jobs
-from benchmarks.optimisation.trials import Job, Outcome, run
+from benchmarks.optimisation.trials import Job, Outcome, prepare_worker, run
 from benchmarks.optimisation.workloads import Workload, find_workload
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class Runner:
             return
         if self._pool is None:
             context = multiprocessing.get_context("spawn")  # forked copies of torch's threads hang
-            self._pool = ProcessPoolExecutor(self.setting.processes, context)
+            self._pool = ProcessPoolExecutor(self.setting.processes, context, initializer=prepare_worker)
         started = {self._pool.submit(run, job): job for job in jobs}
         for done in as_completed(started):
             yield started[done], done.result()

@@ -106,10 +106,14 @@ def take_step(workload: Workload, training: Training, batch: Batch) -> float:
     return float(loss.detach())
 
 
-def run(job: Job) -> Outcome:
-    """Train until the target is met, the budget is spent or the loss is no number."""
+def prepare_worker() -> None:
+    """What a process that runs trials starts with: one thread, and silence about layers that a step does not use."""
     torch.set_num_threads(1)
     logging.getLogger("kfac").setLevel(logging.ERROR)
+
+
+def run(job: Job) -> Outcome:
+    """Train until the target is met, the budget is spent or the loss is no number."""
     workload, training = start(job)
     curve: list[tuple[int, float]] = []
     try:
