@@ -169,7 +169,12 @@ class KFACConfig:
             for name, value in (("weight_sharing", "expand"), ("loss_reduction", "mean")):
                 if getattr(self, name) != value:
                     raise ValueError(f"kfac.scaling={self.scaling!r} is defined for {name}={value!r} only")
-        object.__setattr__(self, "overrides", {key: dict(value) for key, value in self.overrides.items()})
+        overrides: object = self.overrides if self.overrides is not None else {}
+        if not isinstance(overrides, Mapping) or not all(isinstance(value, Mapping) for value in overrides.values()):
+            raise ValueError(
+                f"kfac.overrides={overrides!r} must give options per pattern, as {{'head*': {{'lr': 0.1}}}}"
+            )
+        object.__setattr__(self, "overrides", {key: dict(value) for key, value in overrides.items()})
         for pattern, changes in self.overrides.items():
             wrong = sorted(set(changes) - set(PER_LAYER))
             if wrong:

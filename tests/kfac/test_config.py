@@ -24,6 +24,7 @@ BAD = {
     "nonfinite": ["ignore"],
     "inverse_method": ["lu"],
     "average_from": ["one"],
+    "overrides": [["head"], {"head": 0.1}],
 }
 
 
