@@ -25,8 +25,16 @@ PACKAGES = (
     "hydra-core",
     "wandb",
 )
+RECORDED = re.compile(
+    r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|DNNL|ONEDNN|ATEN|TORCH|PYTORCH|TRITON|CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|GLOO|UCX|FI|DS"
+    r"|HIP|HSA|ROCR|SLURM|SLURMD|MALLOC)_.*|TORCHELASTIC_.*|TORCHINDUCTOR_.*|TORCHDYNAMO_.*"
+    r"|(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|LD_PRELOAD|LD_LIBRARY_PATH|PYTHONHASHSEED"
+)
+"""The environment variables that are recorded: what can change a run's numbers or times (threads, kernels, devices,
+communication, the job), nothing about the person who started it."""
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
-"""Environment variables whose name matches are not recorded."""
+"""Of those, the values of the ones whose name matches are not."""
+HIDDEN = "***"
 URL_LOGIN = re.compile(r"(\w+://)[^/\s@]+@")
 """A user and password inside an address."""
 
@@ -54,7 +62,7 @@ def code_identity(package: Path | None = None) -> tuple[dict[str, Any], str]:
 
 
 def environment_facts(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Versions, hardware and environment variables; those with secret-looking names are left out."""
+    """Versions, hardware and the environment variables that matter; values with secret-looking names are hidden."""
     environ = os.environ if environ is None else environ
     return {
         "python": sys.version.split()[0],
@@ -65,7 +73,9 @@ def environment_facts(environ: Mapping[str, str] | None = None) -> dict[str, Any
         "cpus": os.cpu_count(),
         "gpus": _gpus(),
         "variables": {
-            name: URL_LOGIN.sub(r"\1***@", value) for name, value in sorted(environ.items()) if not SECRET.search(name)
+            name: HIDDEN if SECRET.search(name) else URL_LOGIN.sub(rf"\1{HIDDEN}@", value)
+            for name, value in sorted(environ.items())
+            if RECORDED.fullmatch(name)
         },
     }
 

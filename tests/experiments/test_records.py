@@ -186,11 +186,24 @@ def test_no_secret_is_recorded():
     environ = {
         f"{name}": secret for name in ("WANDB_API_KEY", "gh_token", "My_Secret", "DB_PASSWORD", "AWS_SECRET_ACCESS")
     }
-    environ |= {"HTTPS_PROXY": f"http://user:{secret}@proxy:80", "OMP_NUM_THREADS": "1"}
+    environ |= {"TORCH_MIRROR": f"http://user:{secret}@proxy:80", "SLURM_JWT_TOKEN": secret, "OMP_NUM_THREADS": "1"}
     facts = environment_facts(environ)
     assert secret not in json.dumps(facts)
-    assert facts["variables"] == {"HTTPS_PROXY": "http://***@proxy:80", "OMP_NUM_THREADS": "1"}
+    assert facts["variables"] == {
+        "OMP_NUM_THREADS": "1",
+        "SLURM_JWT_TOKEN": "***",
+        "TORCH_MIRROR": "http://***@proxy:80",
+    }
     assert facts["packages"]["torch"]
+
+
+def test_only_variables_that_matter_are_recorded():
+    matter = {
+        *("MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "NCCL_DEBUG", "SLURM_JOB_ID"),
+        *("TORCHINDUCTOR_CACHE_DIR", "PYTORCH_CUDA_ALLOC_CONF", "GLOO_SOCKET_IFNAME", "LOCAL_RANK", "WORLD_SIZE", "RANK"),
+    }
+    others = {"HOME", "USER", "PATH", "SSH_CONNECTION", "LS_COLORS", "MAIL", "AWS_PROFILE", "FRANK", "http_proxy"}
+    assert set(environment_facts(dict.fromkeys(matter | others, "1"))["variables"]) == matter
 
 
 def test_code_identity_of_a_checkout(tmp_path):
