@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ SGD_TURN, SHORT_TURN = 5, 3
 """Steps of a turn of SGD, and of a K-FAC that updates in every step."""
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 """Around what the benchmark writes into its page."""
+
+NOT_MEASURED = "not measured"
+NOT_RESOLVED = "not resolved"
+"""Where KAISA took no more time than SGD within the noise, so that nothing can be divided by it."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +72,42 @@ def over_sgd(result: Mapping[str, Any], key: str) -> list[float]:
     return [extra / sgd for extra, sgd in zip(extra_s(result, key), result[key]["sgd_s"], strict=True)]
 
 
-def of_kaisa(result: Mapping[str, Any], optimizer: str, interval: int) -> tuple[float, float, float] | None:
-    """:func:`over_sgd` over KAISA's at the same interval; None where it was not measured.
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two medians, and the least and the greatest ratio of their quartiles.
 
-    The ratio of the medians in the middle, between those of one's lower to the other's upper quartile and the reverse.
+    Args:
+        value: of the medians; NaN where the divisor's is not above zero, so that their quotient says nothing.
+        low, high: None where the divisor's quartiles include zero: the ratio has no bounds.
     """
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, mine: tuple[float, float, float], theirs: tuple[float, float, float]) -> Ratio:
+        """The ratio of two (lower quartile, median, upper quartile), any of which may be negative."""
+        value = mine[1] / theirs[1] if theirs[1] > 0 else math.nan
+        if theirs[0] <= 0:
+            return cls(value, None, None)
+        quotients = [own / their for own in (mine[0], mine[2]) for their in (theirs[0], theirs[2])]
+        return cls(value, min(quotients), max(quotients))
+
+    def __str__(self) -> str:
+        if math.isnan(self.value):
+            return NOT_RESOLVED
+        bounds = "unbounded" if self.low is None or self.high is None else f"{self.low:.2f} to {self.high:.2f}"
+        return f"{self.value:.2f} ({bounds})"
+
+
+def of_kaisa(result: Mapping[str, Any], optimizer: str, interval: int) -> Ratio | None:
+    """:func:`over_sgd` over KAISA's at the same interval; None where it was not measured."""
     if f"kaisa/{interval}" not in result:
         return None
-    low, median, high = quartiles(over_sgd(result, f"{optimizer}/{interval}"))
-    their_low, their_median, their_high = quartiles(over_sgd(result, f"kaisa/{interval}"))
-    return low / their_high, median / their_median, high / their_low
+    return Ratio.of(
+        quartiles(over_sgd(result, f"{optimizer}/{interval}")), quartiles(over_sgd(result, f"kaisa/{interval}"))
+    )
 
 
 def extra_bytes(result: Mapping[str, Any], key: str) -> int:
@@ -84,7 +115,6 @@ def extra_bytes(result: Mapping[str, Any], key: str) -> int:
     return int(result[key]["peak_bytes"]) - int(result["sgd"]["peak_bytes"])
 
 
-NOT_MEASURED = "not measured"
 HEADER = ("", "ms per step", "quartiles", "over SGD", "of SGD's step", "of KAISA's extra", "peak MB", "over SGD")
 
 
@@ -95,14 +125,14 @@ def _row(result: Mapping[str, Any], variant: Variant) -> list[str]:
     if variant.key not in result:
         return [label, NOT_MEASURED, *[""] * (len(HEADER) - 2)]
     low, median, high = quartiles(step_s(result, variant.key))
-    row = [label, f"{median * 1e3:.0f}", f"{low * 1e3:.0f}-{high * 1e3:.0f}"]
+    row = [label, f"{median * 1e3:.0f}", f"{low * 1e3:.0f} to {high * 1e3:.0f}"]
     peak = f"{result[variant.key]['peak_bytes'] / 1e6:.0f}"
     if variant.optimizer == "sgd":
         return [*row, "", "", "", peak, ""]
     row += [f"{quartiles(extra_s(result, variant.key))[1] * 1e3:+.0f} ms"]
     row += [f"{quartiles(over_sgd(result, variant.key))[1]:+.0%}"]
     share = None if variant.optimizer == "kaisa" else of_kaisa(result, variant.optimizer, variant.interval)
-    row += ["" if share is None else "{1:.2f} ({0:.2f}-{2:.2f})".format(*share)]
+    row += ["" if share is None else str(share)]
     return [*row, peak, f"{extra_bytes(result, variant.key) / 1e6:+.0f}"]
 
 
@@ -125,7 +155,7 @@ def goals(name: str, result: Mapping[str, Any]) -> list[str]:
     for interval in INTERVALS:
         ratio = of_kaisa(result, "ours", interval)
         text = f"extra time at interval {interval} at most {GOAL_OF_KAISA:.1f} of KAISA's"
-        lines.append(_goal(text, None if ratio is None else ratio[1], GOAL_OF_KAISA, ".2f"))
+        lines.append(_goal(text, None if ratio is None else ratio.value, GOAL_OF_KAISA, ".2f"))
     if name in GOAL_OVER_SGD:
         goal = GOAL_OVER_SGD[name]
         measured = quartiles(over_sgd(result, "ours/10"))[1]
@@ -141,6 +171,8 @@ def goals(name: str, result: Mapping[str, Any]) -> list[str]:
 def _goal(text: str, measured: float | None, goal: float, form: str) -> str:
     if measured is None:
         return f"- {text}: {NOT_MEASURED}"
+    if math.isnan(measured):
+        return f"- {text}: {NOT_RESOLVED}"
     return f"- {text}: {measured:{form}}, {'met' if measured <= goal else 'not met'}"
 
 
