@@ -47,7 +47,7 @@ def plan_fusion(
         ValueError: for an unknown rule, ready times that decrease or are not finite, sizes that are negative or not
             finite, a threshold or an element of no bytes, or a cost that is no number of seconds.
     """
-    _check(ready_s, elements)
+    check_tensors(ready_s, elements)
     for name, value in (("threshold_bytes", threshold_bytes), ("bytes_per_element", bytes_per_element)):
         if not number(name, value) > 0:
             raise ValueError(f"{name}={value} must be positive")
@@ -71,7 +71,7 @@ def fusion_finish_s(
     Raises:
         ValueError: if the groups are not consecutive runs that cover every tensor once, or as in :func:`plan_fusion`.
     """
-    _check(ready_s, elements)
+    check_tensors(ready_s, elements)
     if [i for group in groups for i in group] != list(range(len(elements))) or not all(groups):
         raise ValueError("the groups must be consecutive runs of indices that cover every tensor exactly once")
     all_reduce = checked_cost("all_reduce", all_reduce)
@@ -81,7 +81,12 @@ def fusion_finish_s(
     return end
 
 
-def _check(ready_s: Sequence[float], elements: Sequence[float]) -> None:
+def check_tensors(ready_s: Sequence[float], elements: Sequence[float]) -> None:
+    """Refuse ready times and sizes that are none.
+
+    Raises:
+        ValueError: naming the first wrong one.
+    """
     if len(ready_s) != len(elements):
         raise ValueError(f"{len(ready_s)} ready times for {len(elements)} tensors")
     for name, values in (("ready_s", ready_s), ("elements", elements)):

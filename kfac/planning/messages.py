@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from kfac.planning.fusion import fusion_finish_s, plan_fusion
+from kfac.planning.fusion import Groups, fusion_finish_s, plan_fusion
+from kfac.planning.joint_fusion import Family, plan_joint_fusion
 from kfac.planning.plan import FactorSpec, Message, MessageKind, Release
 from kfac.planning.profiles import ClusterProfile, ModelProfile
 from kfac.planning.ready_times import ready_times
 from kfac.planning.schedule_config import ScheduleConfig
 
-GRADIENT_FUSION = {"none": "none", "threshold": "threshold", "greedy": "threshold", "optimal": "optimal"}
-"""How gradients are fused under each rule for factors: the paper leaves them to Horovod's threshold fusion."""
+GRADIENT_FUSION = {"none": "none", "threshold": "threshold", "greedy": "threshold"}
+"""How gradients are fused under the rules that plan kinds one by one: the paper leaves them to Horovod's threshold."""
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """Everything of one kind, in the order in which it becomes ready, and when it may leave."""
+
+    kind: MessageKind
+    release: Release
+    items: tuple[int, ...]
+    ready_s: tuple[float, ...]
+    elements: tuple[int, ...]
+
+    def message(self, group: Sequence[int]) -> Message:
+        """The message of these places."""
+        items, elements = tuple(self.items[k] for k in group), sum(self.elements[k] for k in group)
+        return Message(self.kind, items, elements, self.release)
 
 
 def plan_messages(
@@ -20,61 +38,73 @@ def plan_messages(
     """All messages in the order in which they leave.
 
     First the A messages that leave in the forward pass; then G and gradient messages that leave in the backward pass,
-    in the order in which their last item becomes ready; then what leaves after it: gradients, A, G. Each kind is fused
-    by itself, with the channel taken as busy until the messages planned before it have arrived.
+    in the order in which their last item becomes ready; then what leaves after it: gradients, A, G. ``optimal`` plans
+    all of them by one program for the channel that they share. Under the other rules each kind is fused by itself, with
+    the channel taken as busy until the messages planned before it have arrived.
     """
     times = ready_times(model, curvature=schedule.curvature)
     position = {layer.name: k for k, layer in enumerate(model.layers)}
+    layer_of = [position[factor.layer] for factor in factors]
     last = len(model.layers) - 1
-    sides: dict[str, list[int]] = {"A": [], "G": []}
-    for i, factor in enumerate(factors):
-        sides[factor.side].append(i)
-    sides["G"].reverse()  # as the backward pass produces them
-    sizes = [factor.elements for factor in factors]
-    gradients = [layer.gradient_elements for layer in model.layers]
 
-    def messages(
-        kind: MessageKind, release: Release, items: Sequence[int], ready: Sequence[float], busy_s: float
-    ) -> tuple[list[Message], float]:
-        """Messages of one kind, and when the channel is free after them."""
-        rule = GRADIENT_FUSION[schedule.fusion] if kind == "gradient" else schedule.fusion
-        elements = [gradients[i] if kind == "gradient" else sizes[i] for i in items]
-        # A busy channel is the same as items that become ready later.
-        at = [max(r, busy_s, times.backward_end_s if release == "step" else 0.0) for r in ready]
-        groups = plan_fusion(at, elements, cluster.all_reduce, rule, threshold_bytes=schedule.threshold_bytes)
-        end = max(busy_s, fusion_finish_s(groups, at, elements, cluster.all_reduce))
-        return [_message(kind, release, items, elements, group) for group in groups], end
+    def of_factors(kind: MessageKind, release: Release, ready_s: Sequence[float], order: int) -> _Stream:
+        items = tuple(i for i, factor in enumerate(factors) if factor.side == kind)[::order]
+        at = tuple(times.backward_end_s if release == "step" else ready_s[layer_of[i]] for i in items)
+        return _Stream(kind, release, items, at, tuple(factors[i].elements for i in items))
+
+    def of_gradients(release: Release) -> _Stream:
+        items = tuple(range(last, -1, -1))
+        at = tuple(times.backward_end_s if release == "step" else times.gradient_s[i] for i in items)
+        return _Stream("gradient", release, items, at, tuple(model.layers[i].gradient_elements for i in items))
 
     factor_release: Release = "ready" if schedule.pipelining == "layerwise" else "step"
-    gradient_release: Release = "ready" if schedule.gradient_pipelining else "step"
-    gradient_items = list(range(last, -1, -1))
-    gradient_ready = [times.gradient_s[i] for i in gradient_items]
-    a_ready = [times.a_s[position[factors[i].layer]] for i in sides["A"]]
-    g_ready = [times.g_s[position[factors[i].layer]] for i in sides["G"]]
-
-    if factor_release == "step":
-        grads, busy = messages("gradient", gradient_release, gradient_items, gradient_ready, 0.0)
-        a, busy = messages("A", "step", sides["A"], a_ready, busy)
-        g, _ = messages("G", "step", sides["G"], g_ready, busy)
-        return (*grads, *a, *g)
-    a, busy = messages("A", "ready", sides["A"], a_ready, 0.0)
-    g, g_end = messages("G", "ready", sides["G"], g_ready, busy)
-    if gradient_release == "step":
-        grads, _ = messages("gradient", "step", gradient_items, gradient_ready, g_end)
-        return (*a, *g, *grads)
-    grads, _ = messages("gradient", "ready", gradient_items, gradient_ready, busy)
+    a = of_factors("A", factor_release, times.a_s, 1)
+    g = of_factors("G", factor_release, times.g_s, -1)  # as the backward pass produces them
+    gradients = of_gradients("ready" if schedule.gradient_pipelining else "step")
+    streams = [gradients, a, g] if factor_release == "step" else [a, g, gradients]
+    in_one_pass = factor_release == gradients.release == "ready"
+    if schedule.fusion == "optimal":
+        groups = _together(streams, cluster)
+    else:
+        groups = _one_by_one(streams, in_one_pass, schedule, cluster)
+    sent = [stream.message(group) for stream, of_stream in zip(streams, groups, strict=True) for group in of_stream]
+    if not in_one_pass:
+        return tuple(sent)
 
     def reached(message: Message) -> int:
         """Place in the backward pass (G of the last layer, its gradient, G of the layer before it, ...)."""
         item = message.items[-1]
-        if message.kind == "G":
-            return 2 * (last - position[factors[item].layer])
-        return 2 * (last - item) + 1
+        if message.kind == "gradient":
+            return 2 * (last - item) + 1
+        return 2 * (last - layer_of[item]) if message.kind == "G" else -1
 
-    return (*a, *sorted([*g, *grads], key=reached))
+    return tuple(sorted(sent, key=reached))
 
 
-def _message(
-    kind: MessageKind, release: Release, items: Sequence[int], elements: Sequence[int], group: Sequence[int]
-) -> Message:
-    return Message(kind, tuple(items[k] for k in group), sum(elements[k] for k in group), release)
+def _together(streams: Sequence[_Stream], cluster: ClusterProfile) -> list[Groups]:
+    """Per stream its groups, planned for the channel that all of them share.
+
+    The program's order is by the moments at which messages may leave, and so is the order of the plan.
+    """
+    families = [Family(stream.ready_s, stream.elements) for stream in streams]
+    sent = plan_joint_fusion(families, cluster.all_reduce)
+    return [tuple(group for family, group in sent if family == k) for k in range(len(streams))]
+
+
+def _one_by_one(
+    streams: Sequence[_Stream], in_one_pass: bool, schedule: ScheduleConfig, cluster: ClusterProfile
+) -> list[Groups]:
+    """Per stream its groups, planned for a channel that is busy with the streams before it."""
+    planned: list[Groups] = []
+    busy_s = 0.0
+    for number, stream in enumerate(streams):
+        rule = GRADIENT_FUSION[schedule.fusion] if stream.kind == "gradient" else schedule.fusion
+        # A busy channel is the same as items that become ready later.
+        at = [max(ready, busy_s) for ready in stream.ready_s]
+        planned.append(
+            plan_fusion(at, stream.elements, cluster.all_reduce, rule, threshold_bytes=schedule.threshold_bytes)
+        )
+        if number == 1 and in_one_pass:
+            continue  # G and gradients are under way together: neither is planned behind the other
+        busy_s = max(busy_s, fusion_finish_s(planned[-1], at, stream.elements, cluster.all_reduce))
+    return planned
