@@ -9,6 +9,7 @@ from typing import Any
 from experiments.data import DATA_NAMES
 from experiments.models import ACTIVATIONS, AUTOENCODER, MODEL_NAMES, POOLINGS
 from experiments.settings import ConfigError, at_least, file_name, fits, one_of
+from experiments.tracking.settings import TrackingSettings as TrackingSettings
 from kfac.planning import ScheduleConfig
 from kfac.schedules import AUTO, NAMED_SCHEDULES
 
@@ -193,24 +194,3 @@ class ProfilingSettings:
     def __post_init__(self) -> None:
         at_least("profiling.iterations", self.iterations, 1, high=1_000_000)
         at_least("profiling.repeats", self.repeats, 1, high=1_000_000)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackingSettings:
-    """Where a copy of the record goes: ``none``, W&B ``offline``, or ``wandb`` (online).
-
-    ``system_metrics``: whether W&B samples the machine, which takes some of its time.
-    """
-
-    mode: str = "offline"
-    project: str = "spdkfac"
-    entity: str | None = None
-    tags: tuple[str, ...] = ()
-    init_timeout_s: float = 60.0
-    finish_timeout_s: float = 60.0
-    system_metrics: bool = False
-
-    def __post_init__(self) -> None:
-        one_of("tracking.mode", self.mode, ("none", "offline", "wandb"))
-        at_least("tracking.init_timeout_s", self.init_timeout_s, 0, open_=True, high=86_400)
-        at_least("tracking.finish_timeout_s", self.finish_timeout_s, 0, open_=True, high=86_400)

@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.records import RunRecord
-from experiments.timeline_view import write_html, write_png
+from experiments.records import RunRecord, write_text
+from experiments.simulated import simulated_timeline
+from experiments.timeline_view import page_text, write_png
 from kfac.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -64,14 +65,19 @@ def merged_timelines(record: RunRecord) -> dict[int, Timeline]:
 
 
 def render_timelines(record: RunRecord, timelines: Mapping[int, Timeline] | None = None) -> Timeline | None:
-    """Draw the last recorded iteration into ``timeline.png`` and ``timeline.html``; None if none was recorded."""
+    """Draw the last recorded iteration into ``timeline.png`` and ``timeline.html``; None if none was recorded.
+
+    The page also shows the simulation of the same plan, where the record holds what it takes.
+    """
     timelines = merged_timelines(record) if timelines is None else timelines
     if not timelines:
         return None
     last = max(timelines)
     title = f"{record.head['name']}: iteration {last}, measured"
     write_png(timelines[last], record.path / "timeline.png", title)
-    write_html(timelines[last], record.path / "timeline.html", title)
+    simulated = simulated_timeline(record)
+    views = {"measured": timelines[last], **({} if simulated is None else {"simulated": simulated})}
+    write_text(record.path / "timeline.html", page_text(views, f"{record.head['name']}: iteration {last}"))
     return timelines[last]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ def draw_timeline(timeline: Timeline, title: str = "", max_ranks: int = MAX_RANK
     for row, rank in enumerate(ranks):
         for lane, name in enumerate(LANES):
             bottom = 2.4 * row + lane
-            ticks.append((bottom + 0.45, f"{_rank_name(timeline, rank)} {name}" if lane == 0 else name))
+            ticks.append((bottom + 0.45, f"{rank_name(timeline, rank)} {name}" if lane == 0 else name))
             for kind in KINDS:
                 spans = [s for s in timeline.spans if (s.rank, s.lane, s.kind) == (rank, name, kind)]
                 bars = [(1e3 * s.start_s, 1e3 * s.duration_s) for s in spans]
@@ -63,34 +63,56 @@ def write_png(timeline: Timeline, path: Path, title: str = "") -> None:
 
 
 def write_html(timeline: Timeline, path: Path, title: str = "") -> None:
-    """Write a page that shows all spans of all ranks, zooms, moves and names them; it loads nothing else."""
+    """Write :func:`page_text` of one timeline."""
+    path.write_text(page_text({timeline.source: timeline}, title))
+
+
+def page_text(views: Mapping[str, Timeline], title: str = "") -> str:
+    """A page that shows all spans of all ranks, zooms, moves and names them; it loads nothing else.
+
+    Args:
+        views: timelines of one iteration by what they are, at most two (measured, simulated); one below the other.
+        title: above them.
+    """
     template = (resources.files("experiments") / "timeline.html").read_text()
-    text = json.dumps(_page_data(timeline, title), separators=(",", ":"))
+    text = json.dumps(_page_data(views, title), separators=(",", ":"))
     # Inside a script element only "<" could end the data early.
-    path.write_text(template.replace("__DATA__", text.replace("<", "\\u003c")))
+    return template.replace("__DATA__", text.replace("<", "\\u003c"))
 
 
-def _page_data(timeline: Timeline, title: str) -> dict[str, Any]:
-    present = {span.kind for span in timeline.spans}
-    exposed, hidden = timeline.breakdown_s(), timeline.hidden_s()
-    kinds = [kind for kind in (*KINDS, OTHER) if kind in present or exposed[kind] > 0]
-    lanes = [(rank, lane) for rank in timeline.ranks for lane in LANES]
+def _page_data(views: Mapping[str, Timeline], title: str) -> dict[str, Any]:
+    several = len(views) > 1
+    exposed = {name: timeline.breakdown_s() for name, timeline in views.items()}
+    first, *others = views
+    hidden = views[first].hidden_s()
+    present = {span.kind for timeline in views.values() for span in timeline.spans}
+    kinds = [k for k in (*KINDS, OTHER) if k in present or any(of[k] > 0 for of in exposed.values())]
+    lanes = [(name, rank, lane) for name, timeline in views.items() for rank in timeline.ranks for lane in LANES]
     return {
-        "title": (title or "Timeline") + _alike(timeline),
-        "total_us": _us(timeline.iteration_s) or 1.0,
+        "title": (title or "Timeline") + _alike(views[first]),
+        "total_us": max(_us(timeline.iteration_s) for timeline in views.values()) or 1.0,
+        "views": [{"name": name, "total_us": _us(timeline.iteration_s)} for name, timeline in views.items()],
         "kinds": [
-            {"name": k, "color": KIND_COLORS[k], "exposed_us": _us(exposed[k]), "hidden_us": _us(hidden.get(k, 0.0))}
+            {
+                "name": k,
+                "color": KIND_COLORS[k],
+                "exposed_us": _us(exposed[first][k]),
+                "hidden_us": _us(hidden.get(k, 0.0)),
+                "others_us": [_us(exposed[name][k]) for name in others],
+            }
             for k in kinds
         ],
         "lanes": [
             {
-                "long": f"{_rank_name(timeline, rank)} {lane}",
+                "long": f"{rank_name(views[name], rank)} {lane}",
                 "short": f"{rank} {'comp' if lane == COMPUTE_LANE else 'comm'}",
+                **({"view": name} if several and (rank, lane) == (views[name].ranks[0], LANES[0]) else {}),
             }
-            for rank, lane in lanes
+            for name, rank, lane in lanes
         ],
         "spans": [
-            [lanes.index((s.rank, s.lane)), kinds.index(s.kind), s.name, _us(s.start_s), _us(s.duration_s)]
+            [lanes.index((name, s.rank, s.lane)), kinds.index(s.kind), s.name, _us(s.start_s), _us(s.duration_s)]
+            for name, timeline in views.items()
             for s in timeline.spans
         ],
     }
@@ -111,6 +133,7 @@ def _alike(timeline: Timeline) -> str:
     return f" ({more} more ranks are like one that is shown)" if more else ""
 
 
-def _rank_name(timeline: Timeline, rank: int) -> str:
+def rank_name(timeline: Timeline, rank: int) -> str:
+    """A rank for people, with how many it stands for."""
     count = timeline.rank_counts.get(rank, 1)
     return f"rank {rank}" + (f" (of {count} alike)" if count > 1 else "")

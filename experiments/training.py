@@ -25,7 +25,7 @@ from experiments.records import FAILED, FINISHED, INTERRUPTED, RunRecord
 from experiments.settings import ConfigError
 from experiments.sharding import Shards, derive_seed
 from experiments.summary import describe_metric, merged_timelines, render_timelines, summarise
-from experiments.tracking import NoTracker, Tracker, open_tracker
+from experiments.tracking import open_tracker
 from kfac.communication import shutdown
 from kfac.planning import ClusterProfile, ModelProfile
 
@@ -107,12 +107,19 @@ class Training:
         if self.rank == 0 and self.recorded and self.recorded[0] < self.config.timeline.start:
             text = "timeline.start=%d is beyond the %d iterations: the last one's timeline is recorded"
             logger.info(text, self.config.timeline.start, self.iterations)
-        self.tracker: Tracker = open_tracker(self.config, self.record) if self.rank == 0 else NoTracker()
+        if self.rank:  # the first rank's sinks are there before the others'
+            self.site.communicator.barrier()
+        self.tracker = open_tracker(self.config.tracking, self.record, self.rank)
         status = FAILED
         try:
+            if not self.rank:
+                self.site.communicator.barrier()
             status = self._loop(start)
             if status == FINISHED and self.rank == 0:
                 self._conclude()
+        except Exception as error:
+            self.tracker.failed(error)
+            raise
         finally:
             self.tracker.finish(status)
         self.learner.preconditioner.close()
@@ -224,6 +231,7 @@ class Training:
                 self._save(done)
             if stopping:
                 return INTERRUPTED
+            self.tracker.flush()
             # Whatever rank 0 did alone must not count as another rank's waiting in the next iteration.
             self.site.communicator.barrier()
         return FINISHED
@@ -261,6 +269,9 @@ class Training:
                 row = {"kind": "train", "iter": iteration, "epoch": self._epoch(iteration + 1), "loss": loss}
                 self._log({**row, self.objective.metric: metric, "lr": lr, "iteration_s": iteration_s})
             self._progress(done, averages, seconds, stopping)
+        elif self.config.tracking.all_ranks:
+            for (iteration, *_), iteration_s in zip(pending, seconds, strict=True):
+                self.tracker.log({"kind": f"rank{self.rank}", "iter": iteration, "iteration_s": iteration_s})
         return stopping
 
     def _progress(self, done: int, averages: list[list[float]], seconds: list[float], stopping: bool) -> None:
@@ -326,7 +337,7 @@ class Training:
             self.record.write("summary.json", summary)
             self.tracker.summary(summary)
             if render_timelines(self.record, timelines) is not None:
-                self.tracker.timeline(self.record)
+                self.tracker.timelines(self.record)
         except Exception as error:  # a damaged row or timeline, a font that is missing: the training is done
             logger.warning("%s: the summary or the pictures are not complete: %r", self.record.path, error)
         self.checkpoints.remove()

@@ -174,20 +174,20 @@ class Timeline:
         counts = {str(rank): count for rank, count in self.rank_counts.items()}
         return {"rank_counts": counts, "total_s": self.total_s, "source": self.source}
 
-    def _events(self) -> Iterable[dict[str, Any]]:
+    def _events(self, name: str = "", first_pid: int = 1, first_tid: int = 1) -> Iterable[dict[str, Any]]:
         lanes = sorted({(s.rank, s.lane) for s in self.spans})
         # Process and thread ids start at 1 and threads are unique over all processes: 0 is special in Perfetto.
-        tids = {key: number for number, key in enumerate(lanes, start=1)}
+        tids = {key: number for number, key in enumerate(lanes, start=first_tid)}
         for (rank, lane), tid in tids.items():
             count = self.rank_counts.get(rank, 1)
-            label = f"rank {rank}" if count == 1 else f"rank {rank} (stands for {count})"
-            yield {"ph": "M", "name": "process_name", "pid": rank + 1, "tid": tid, "args": {"name": label}}
-            yield {"ph": "M", "name": "thread_name", "pid": rank + 1, "tid": tid, "args": {"name": lane}}
+            label = f"rank {rank}" + ("" if count == 1 else f" (stands for {count})") + (f", {name}" if name else "")
+            yield {"ph": "M", "name": "process_name", "pid": first_pid + rank, "tid": tid, "args": {"name": label}}
+            yield {"ph": "M", "name": "thread_name", "pid": first_pid + rank, "tid": tid, "args": {"name": lane}}
         for s in self.spans:
             # Both ends are rounded and the duration derived, so that neighbours do not overlap by a nanosecond.
             start_ns, end_ns = round(s.start_s * 1e9), round(s.end_s * 1e9)
             times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
-            identity = {"pid": s.rank + 1, "tid": tids[s.rank, s.lane], "cat": s.kind}
+            identity = {"pid": first_pid + s.rank, "tid": tids[s.rank, s.lane], "cat": s.kind}
             args = {"kind": s.kind, "lane": s.lane, "start_s": s.start_s, "end_s": s.end_s}
             yield {"ph": "X", "name": s.name, **identity, **times, "args": args}
 
@@ -219,3 +219,18 @@ class Timeline:
         counts = {rank: count for t in parts for rank, count in t.rank_counts.items()}
         spans = tuple(s for t in parts for s in t.spans)
         return cls(spans, counts, max(totals, default=None), parts[0].source if parts else "measured")
+
+
+def chrome_trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
+    """Several timelines of one iteration, such as measured and simulated, as one Chrome trace to look at in Perfetto.
+
+    Args:
+        timelines: by the names that their processes get; each one's ranks are processes of their own.
+    """
+    events: list[dict[str, Any]] = []
+    pid = tid = 1
+    for name, timeline in timelines.items():
+        events += timeline._events(name if len(timelines) > 1 else "", pid, tid)
+        pid += max(timeline.ranks, default=0) + 1
+        tid += len({(s.rank, s.lane) for s in timeline.spans})
+    return {"traceEvents": events}

@@ -1,0 +1,164 @@
+"""All sinks of a run as one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.records import FAILED, FINISHED, RunRecord
+from experiments.redaction import redact
+from experiments.simulated import simulated_timeline
+from experiments.summary import merged_timelines
+from experiments.tracking.facts import RunFacts
+from experiments.tracking.guard import Guard
+from experiments.tracking.interface import RecordedIteration, Sink, time_shares
+from experiments.tracking.settings import OFF, TrackingSettings
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_S = 5.0
+"""How long the sinks may take to end a run that did not finish: an error, or a machine taken away, does not wait."""
+SPARE_S = 5.0
+"""Added where a sink has the same limit itself, so that its own message comes first."""
+FILES = (
+    *("run.json", "config.json", "plan.json", "model_profile.json", "cluster_profile.json", "environment.json"),
+    *("code.diff", "summary.json", "timeline.html", "timeline.png"),
+)
+"""What sinks that keep files get of a record; metrics and timelines go their own way."""
+
+
+class Tracker:
+    """The sinks of one rank; with none, everything is for nothing.
+
+    Args:
+        sinks: how to open each, by name.
+        settings: how long they may take.
+    """
+
+    def __init__(self, sinks: Mapping[str, Callable[[], Sink]], settings: TrackingSettings) -> None:
+        self._settings = settings
+        self._rows: list[Mapping[str, Any]] = []
+        self._guards = [Guard(name, open_sink) for name, open_sink in sinks.items()]
+        self._wait(settings.init_timeout_s + SPARE_S, "start")
+
+    @property
+    def working(self) -> tuple[str, ...]:
+        """The names of the sinks that take part."""
+        return tuple(guard.name for guard in self._guards if guard.works)
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Keep a metrics row for the next :meth:`flush`."""
+        if self._guards:
+            self._rows.append(dict(row))
+
+    def flush(self) -> None:
+        """Hand over the rows, and come back when the sinks have taken them; to be called between timed iterations."""
+        rows, self._rows = self._rows, []
+        if rows:
+            self._each(lambda sink: sink.log(rows), "take rows")
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """The content of ``summary.json``."""
+        self._each(lambda sink: sink.summary(values), "take the summary")
+
+    def timelines(self, record: RunRecord) -> None:
+        """The record's timelines, their breakdowns as a table, and the record's files."""
+        if not self.working:
+            return
+        for recorded in recorded_iterations(record):
+            self._each(lambda sink, r=recorded: sink.timeline(r), "take a timeline")  # type: ignore[misc]
+        columns, rows = breakdown_rows(record)
+        if rows:
+            self._each(lambda sink: sink.table("breakdown", columns, rows), "take a table")
+        self._each(lambda sink: sink.files(record_files(record)), "take files")
+
+    def alert(self, title: str, text: str) -> None:
+        """Somebody should look; without secrets."""
+        self._each(lambda sink: sink.alert(title, redact(text)), "take an alert", LAST_WORDS_S)
+
+    def failed(self, error: BaseException) -> None:
+        """The run is about to end with this error."""
+        self.flush()
+        self.alert(f"{FAILED}: {type(error).__name__}", str(error) or type(error).__name__)
+
+    def finish(self, status: str) -> None:
+        """End all sinks in time."""
+        self.flush()
+        limit_s = self._settings.finish_timeout_s + SPARE_S if status == FINISHED else LAST_WORDS_S
+        self._each(lambda sink: sink.finish(status), "finish", limit_s)
+        for guard in self._guards:
+            guard.end()
+
+    def _each(self, action: Callable[[Sink], None], what: str, limit_s: float | None = None) -> None:
+        for guard in self._guards:
+            guard.post(action)
+        self._wait(self._settings.call_timeout_s if limit_s is None else limit_s, what)
+
+    def _wait(self, limit_s: float, what: str) -> None:
+        for guard in self._guards:
+            guard.wait(limit_s, what)
+
+
+def open_tracker(settings: TrackingSettings, record: RunRecord, rank: int = 0) -> Tracker:
+    """The tracker of a rank: that of rank 0 has all sinks, the others have W&B if ``all_ranks`` asks for it.
+
+    Args:
+        settings: which sinks.
+        record: of the run.
+        rank: of this process.
+    """
+    sinks: dict[str, Callable[[], Sink]] = {}
+    if rank == 0 or settings.all_ranks:
+        facts = RunFacts.of(record, rank)
+        if settings.wandb != OFF:
+            sinks["W&B"] = lambda: _wandb(settings, facts)
+        if settings.tensorboard and rank == 0:
+            sinks["TensorBoard"] = lambda: _tensorboard(facts)
+        if settings.trackio and rank == 0:
+            sinks["trackio"] = lambda: _trackio(settings, facts)
+    return Tracker(sinks, settings)
+
+
+def _wandb(settings: TrackingSettings, facts: RunFacts) -> Sink:
+    from experiments.tracking.wandb_sink import WandbSink
+
+    return WandbSink(settings, facts)
+
+
+def _tensorboard(facts: RunFacts) -> Sink:
+    from experiments.tracking.tensorboard_sink import TensorboardSink
+
+    return TensorboardSink(facts)
+
+
+def _trackio(settings: TrackingSettings, facts: RunFacts) -> Sink:
+    from experiments.tracking.trackio_sink import TrackioSink
+
+    return TrackioSink(settings, facts)
+
+
+def recorded_iterations(record: RunRecord) -> list[RecordedIteration]:
+    """The record's timelines, each beside the simulation of the same plan."""
+    simulated = simulated_timeline(record)
+    return [
+        RecordedIteration(i, measured, simulated, f"{record.head['name']}: iteration {i}")
+        for i, measured in merged_timelines(record).items()
+    ]
+
+
+def breakdown_rows(record: RunRecord) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Columns and rows of a table: seconds of each kind in each recorded iteration."""
+    rows = [
+        (i, path.partition("/")[2], path.partition("_")[0], seconds)
+        for i, timeline in merged_timelines(record).items()
+        for path, seconds in time_shares(timeline).items()
+        if "/" in path and seconds > 0
+    ]
+    return ("iter", "kind", "time", "seconds"), rows
+
+
+def record_files(record: RunRecord) -> list[Path]:
+    """The record's files that tell what the run was."""
+    return [path for name in FILES if (path := record.path / name).is_file()]
