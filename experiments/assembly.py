@@ -175,7 +175,7 @@ def assemble(
 def _check_patterns(name: str, model: nn.Module, kfac: KFACConfig) -> None:
     """A pattern that no module's name matches is a mistake: it would do nothing, and nobody would notice."""
     modules = [module for module, _ in model.named_modules()]
-    for key, patterns in (("include", kfac.include), ("exclude", kfac.exclude)):
+    for key, patterns in (("include", kfac.include), ("exclude", kfac.exclude), ("overrides", kfac.overrides)):
         for pattern in patterns:
             if not fnmatch.filter(modules, pattern):
                 raise ConfigError(f"kfac.{key}: no module of model={name} matches {pattern!r}")

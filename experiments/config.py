@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.data import TEXT_DATA, count_training_samples
+from experiments.arguments import per_pattern
+from experiments.data import TEXT_DATA, count_training_samples, raw_shape
 from experiments.groups import (
     CheckpointSettings,
     DataSettings,
@@ -22,6 +23,7 @@ from experiments.groups import (
     TrackingSettings,
 )
 from experiments.models import AUTOENCODER, TEXT_MODELS
+from experiments.objectives import summed_terms
 from experiments.settings import ConfigError, at_least, file_name, fits, folder, one_of, read
 from kfac.config import KFACConfig
 from kfac.planning import ClusterProfile, ModelProfile
@@ -30,6 +32,13 @@ from kfac.schedules import ONE_PROCESS
 
 MEASURE = "measure"
 DEFAULT = "default"
+AUTO = "auto"
+SCALED_WITH_THE_LOSS = ("damping", "kl_clip")
+"""K-FAC options whose value ``auto`` is the library's default times the terms that the loss sums over per sample.
+
+A loss c times as large has c times the gradient and c times the curvature (Gauss-Newton): with c times the damping and
+c times the KL clip its steps are the same.
+"""
 MAX_WORLD_SIZE = 65_536
 NOT_IDENTITY = ("tracking", "checkpoint", "name", "sweep", "runs", "rerun", "progress", "site")
 """Keys that do not make a run different: where it lies, who watches it, how often it is saved."""
@@ -60,6 +69,7 @@ class CommonConfig:
         at_least("batch_size", self.batch_size, 1, high=1_000_000)
         at_least("threads", self.threads, 1, high=4096)
         at_least("seed", self.seed, 0)
+        object.__setattr__(self, "kfac", {**self.kfac, **self._resolved_kfac()})  # what is recorded
         at_least("label_smoothing", self.label_smoothing, 0)
         if self.label_smoothing >= 1:
             raise ConfigError(f"label_smoothing={self.label_smoothing:g} must be below 1")
@@ -93,6 +103,16 @@ class CommonConfig:
             )
         if model.name == AUTOENCODER and self.label_smoothing:
             raise ConfigError(f"label_smoothing={self.label_smoothing:g}: model={AUTOENCODER} has no labels to smooth")
+
+    def _resolved_kfac(self) -> dict[str, Any]:
+        """The K-FAC options that may be given in other forms than :class:`KFACConfig`'s."""
+        resolved: dict[str, Any] = {}
+        for key in SCALED_WITH_THE_LOSS:
+            if self.kfac.get(key) == AUTO:
+                resolved[key] = getattr(KFACConfig, key) * summed_terms(self.model.name, raw_shape(self.data))
+        if "overrides" in self.kfac:
+            resolved["overrides"] = per_pattern(self.kfac["overrides"])
+        return resolved
 
     def kfac_config(self, **changes: Any) -> KFACConfig:
         """The K-FAC options; ``lr`` null means the optimizer's."""

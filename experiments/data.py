@@ -172,6 +172,13 @@ def load_data(settings: DataSettings, *, raw: bool = False) -> Data:
     return FolderImages(path, settings.image_size, settings.augment, settings.workers, raw)
 
 
+def raw_shape(settings: DataSettings) -> tuple[int, ...]:
+    """The shape of a sample of ``load_data(settings, raw=True)``, without loading it."""
+    if settings.name in TEXT_DATA:
+        return (settings.context,)
+    return (1 if settings.name == "digits" else 3, settings.image_size, settings.image_size)
+
+
 def load_digits(size: int, augment: bool, raw: bool = False) -> TensorImages:
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels, resized; always the same split.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch.nn.functional as F
@@ -102,3 +103,13 @@ class Reconstruction:
 def objective_of(model: str) -> Objective:
     """The objective that the model of a name is trained with."""
     return Reconstruction() if model == AUTOENCODER else Classification()
+
+
+def summed_terms(model: str, shape: Sequence[int]) -> int:
+    """How many terms of one sample the loss of a model adds up, where others take their mean.
+
+    Args:
+        model: its name.
+        shape: of a sample.
+    """
+    return math.prod(shape) if model == AUTOENCODER else 1

@@ -12,6 +12,8 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROCESSES = {"one_process": 1, "two_processes": 2, "data_parallel": 2, "deepspeed_engine": 2}
 
+TRANSFORMER = "transformer"
+
 
 def run(name: str, processes: int) -> str:
     launcher = (
@@ -31,5 +33,13 @@ def test_example_learns(name):
     assert accuracies[-1] > 90, "after three epochs nine in ten digits are right; chance is one in ten"
 
 
+def test_transformer_learns():
+    output = run(TRANSFORMER, 1)
+    assert "100.0% of" in output
+    losses = [float(loss) for loss in re.findall(r"test loss ([\d.]+)", output)]
+    assert len(losses) == 3
+    assert losses[-1] < 2.6, "nats per character; how often each occurs gives 3.3"
+
+
 def test_every_example_is_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PROCESSES)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PROCESSES, TRANSFORMER}

@@ -53,6 +53,50 @@ def test_ablations_are_overrides_and_show_in_the_label():
     assert settings.label == "spdkfac+pipelining=none+fusion=optimal+lbp_rule=1400"
 
 
+def test_options_per_pattern_are_a_list_on_the_command_line():
+    """Hydra's grammar takes no ``*`` in keys; mappings without one, and those of YAML files, stay possible."""
+    given = "kfac.overrides=[{pattern: layer1.*, damping: 0.1}, {pattern: '*', lr: 1}, {pattern: layer1.*, max_dim: 3}]"
+    found = config(given)
+    assert found.kfac_config().overrides == {"*": {"lr": 1}, "layer1.*": {"damping": 0.1, "max_dim": 3}}
+    assert list(found.kfac["overrides"]) == ["*", "layer1.*"]  # the last one wins
+    assert TrainConfig.from_dict(found.to_dict()) == found
+    assert config("kfac.overrides={fc: {damping: 0.1}}").kfac["overrides"] == {"fc": {"damping": 0.1}}
+    assert config("kfac.overrides=[]") == config("kfac.overrides={}") == config("kfac.overrides=null") == config()
+    in_a_file = {**compose(), "kfac": {**compose()["kfac"], "overrides": {"layer*": {"damping": 0.1}}}}
+    assert TrainConfig.from_dict(in_a_file).kfac_config().for_layer("layer2.0").damping == 0.1
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ('{"layer*":{damping:0.1}}', "cannot read"),
+        ("layer1.*:damping=0.1", "cannot read"),
+        ("layer1", "'layer1' is no list"),
+        ("[layer1]", "is no list"),
+        ("[{damping: 1}]", "{'damping': 1} needs a pattern"),
+        ("[{pattern: layer1}]", "needs a pattern of module names and options"),
+        ("[{pattern: 3, damping: 1}]", "needs a pattern"),
+        ("{fc: 1}", "{'fc': 1} needs"),
+    ],
+)
+def test_mistakes_in_options_per_pattern_show_the_form(value, words):
+    line = mistake(f"kfac.overrides={value}")
+    assert words in line
+    assert line.endswith("as in 'kfac.overrides=[{pattern: layer1.*, damping: 0.1}]'")
+
+
+def test_damping_and_clip_follow_a_loss_that_is_summed():
+    for key in ("damping", "kl_clip"):
+        usual = getattr(KFACConfig(), key)
+        assert config().kfac[key] == usual
+        scaled = config("model=autoencoder", "data.image_size=8")
+        assert scaled.kfac[key] == scaled.to_dict()["kfac"][key] == 64 * usual
+        assert config("model=autoencoder", f"kfac.{key}=0.5").kfac[key] == 0.5
+    assert config("model=autoencoder", "kfac.kl_clip=null").kfac_config().kl_clip is None
+    assert config("model=autoencoder", "kfac=paper").kfac["damping"] == 0.002
+    assert "kfac.damping='automatic' must be a number" in mistake("kfac.damping=automatic")
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits as bundled
 
-from experiments.data import count_training_samples, crop_and_flip, load_data
+from experiments.data import count_training_samples, crop_and_flip, load_data, raw_shape
 from experiments.groups import DataSettings
 from experiments.settings import ConfigError
 from experiments.sharding import Shards, derive_seed
@@ -17,6 +17,11 @@ from experiments.sharding import Shards, derive_seed
 
 def shards(**changes):
     return Shards(**{"size": 100, "batch_size": 8, "rank": 0, "world_size": 1, "seed": 3, **changes})
+
+
+def test_the_shape_of_samples_is_known_before_loading():
+    for settings in (DataSettings(name="digits", image_size=9), DataSettings(name="text", context=11)):
+        assert raw_shape(settings) == load_data(settings, raw=True).input_shape
 
 
 def test_an_epoch_sees_every_image_once():

@@ -93,6 +93,7 @@ def test_special_characters_are_to_be_quoted(override):
         (["model=null"], "model=null is not one of: autoencoder"),
         (["hydra/launcher=slurm"], "hydra/launcher=slurm starts sweeps: add -m"),
         (["kfac.exclude=[nothing.*]"], "kfac.exclude: no module of model=mlp matches 'nothing.*'"),
+        (["kfac.overrides=[{pattern: conv*, lr: 1}]"], "kfac.overrides: no module of model=mlp matches 'conv*'"),
         (["kfac.layers=[embedding]"], "model=mlp: K-FAC finds no layer to precondition"),
         (["world_size=2", "cluster=paper64", "model_profile=resnet50"], "the plan or profile is of another model"),
     ],

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from experiments.data import load_data
 from experiments.groups import DataSettings
 from experiments.models import build_model
-from experiments.objectives import Classification, Reconstruction, objective_of
+from experiments.objectives import Classification, Reconstruction, objective_of, summed_terms
 from experiments.records import find_records
+from kfac import KFAC, KFACConfig
 from kfac.curvature.fisher import fisher_vectors
 
 
@@ -140,3 +141,30 @@ def test_the_curvature_of_a_text_counts_its_tokens(accumulation_steps):
 def test_objectives_of_models():
     assert isinstance(objective_of("resnet20"), Classification)
     assert isinstance(objective_of("autoencoder"), Reconstruction)
+
+
+def test_a_summed_loss_takes_the_steps_of_the_mean_with_as_many_times_the_damping_and_the_clip():
+    images, objective = torch.rand(16, 1, 3, 3), Reconstruction()
+    terms = summed_terms("autoencoder", images.shape[1:])
+    assert (terms, summed_terms("resnet20", images.shape[1:])) == (9, 1)
+
+    def gradient(summed: bool, scale: float) -> torch.Tensor:
+        torch.manual_seed(1)
+        model = build_model("autoencoder", input_shape=(1, 3, 3), hidden=(4, 2))
+        config = KFACConfig(lr=0.1, damping=1e-3 * scale, kl_clip=1e-5 * scale, fisher="exact")
+        kfac = KFAC(model, config, "kfac")
+        outputs = model(images)
+        if summed:
+            loss, known = objective.loss(outputs, images), objective.as_known_loss(outputs)
+        else:
+            loss = F.binary_cross_entropy_with_logits(outputs, images)
+            known = (outputs.flatten(1), "binary", 1.0)
+        with kfac.curvature(*known):
+            loss.backward()
+        kfac.step()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    mean = gradient(False, 1)
+    torch.testing.assert_close(gradient(True, terms), mean, rtol=1e-4, atol=1e-6)
+    # Negative control: with the same damping and clip the summed loss takes other, shorter steps.
+    assert gradient(True, 1).norm() < 0.7 * mean.norm()
