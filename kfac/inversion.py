@@ -83,7 +83,7 @@ class _Inverse:
     def solve(self, factor: FactorState, damping: float) -> Parts | None:
         inverse: Tensor | None
         if self._eigen:
-            parts = eigendecomposition(factor.matrix())
+            parts = eigendecomposition(factor.matrix(), damping)
             inverse = None if parts is None else inverse_from_eigen(*parts, damping)
         else:
             inverse = damped_inverse(factor.upper_average(), damping, factor.weight)
@@ -120,7 +120,7 @@ class _Decomposition:
         return factor.shape.count * factor.shape.dim * (factor.shape.dim + 1)
 
     def solve(self, factor: FactorState, damping: float) -> Parts | None:
-        return eigendecomposition(factor.matrix())
+        return eigendecomposition(factor.matrix(), damping)
 
     def flatten(self, factor: FactorState, parts: Parts) -> Tensor:
         return torch.cat([part.reshape(-1) for part in parts])

@@ -103,29 +103,36 @@ def _blocked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _above_rounding(factor: Tensor, weight: float) -> tuple[Tensor, Tensor] | None:
-    """Eigenvectors and eigenvalues in float64, of which those below the factor's own rounding are raised to it."""
+    """As :func:`eigendecomposition` of ``factor / weight``, in float64, with the rounding of the factor's own dtype."""
     upper = factor.triu().double() / weight
-    parts = _eigh(upper + upper.triu(1).mT)
+    return eigendecomposition(upper + upper.triu(1).mT, rounding=torch.finfo(factor.dtype).eps)
+
+
+def eigendecomposition(
+    factor: Tensor, damping: float = 0.0, rounding: float | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """Eigenvectors ``[blocks, d, d]`` (columns) and eigenvalues ``[blocks, d]`` of symmetric blocks.
+
+    A factor is a sum of squares: eigenvalues that are smaller than the rounding of a block's largest, or below zero,
+    are noise, and raised to that rounding. What does not converge in float32 is tried again in float64.
+
+    Args:
+        factor: ``[blocks, d, d]``.
+        damping: that will be added to the eigenvalues.
+        rounding: relative to the largest eigenvalue; None: of the factor's dtype.
+
+    Returns:
+        None where it does not converge even in float64, is not finite, or has an eigenvalue so far below zero that
+        neither rounding nor the damping makes up for it.
+    """
+    parts = _eigh(factor)
     if parts is None:
         return None
     vectors, values = parts
-    floor = torch.finfo(factor.dtype).eps * values.amax(-1, keepdim=True)
-    if bool((values < -10 * factor.shape[-1] * floor).any()):
-        return None  # that is no rounding
+    floor = (torch.finfo(factor.dtype).eps if rounding is None else rounding) * values.amax(-1, keepdim=True)
+    if bool(((values < -10 * factor.shape[-1] * floor) & (values <= -damping)).any()):
+        return None
     return vectors, torch.maximum(values, floor)
-
-
-def eigendecomposition(factor: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Eigenvectors ``[blocks, d, d]`` (columns) and eigenvalues ``[blocks, d]``, none below zero, of symmetric blocks.
-
-    What does not converge in float32 is tried again in float64.
-
-    Returns:
-        None where it does not converge even in float64, or is not finite.
-    """
-    parts = _eigh(factor)
-    # What lies below zero is rounding: a factor is a sum of squares.
-    return None if parts is None else (parts[0], parts[1].clamp(min=0.0))
 
 
 def _eigh(factor: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -21,7 +21,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 def by_eigenvalues(blocks: Tensor, damping: float) -> Tensor | None:
     """Inverses from eigendecompositions."""
-    parts = eigendecomposition(blocks)
+    parts = eigendecomposition(blocks, damping)
     return None if parts is None else inverse_from_eigen(*parts, damping)
 
 
@@ -88,7 +88,7 @@ def test_error_is_within_ten_epsilons_times_the_condition_number(name, dtype, ke
     values = torch.linalg.eigvalsh(damped)
     if values[0] <= 0:  # rounded to float32 it is not definite any more
         assert dtype == "float32"
-        check_above_rounding(result, values, damping, kernel)
+        check_above_rounding(result, values, damping)
         return
     assert result is not None
     assert result.dtype == matrix.dtype
@@ -99,16 +99,13 @@ def test_error_is_within_ten_epsilons_times_the_condition_number(name, dtype, ke
         assert error(result * (1 + 3 * limit), damped) > limit, "the control: a slightly wrong inverse is found"
 
 
-def check_above_rounding(result: Tensor | None, values: Tensor, damping: float, kernel: str) -> None:
-    """Eigenvalues below the rounding of the largest count as that rounding (Cholesky), or as the damping alone (eigh).
+def check_above_rounding(result: Tensor | None, values: Tensor, damping: float) -> None:
+    """Eigenvalues below the rounding of the largest count as that rounding, whatever the method.
 
     The least eigenvalue of the inverse is beyond float32, and not looked at.
     """
-    if result is None:
-        assert kernel == "eigh"
-        assert damping == 0.0
-        return
-    least = torch.finfo(torch.float32).eps * values[-1] + damping if kernel == "cholesky" else damping
+    assert result is not None
+    least = torch.finfo(torch.float32).eps * values[-1] + damping
     assert torch.equal(result, result.T)
     assert torch.linalg.matrix_norm(result.to(D), 2).item() * least == pytest.approx(1.0, rel=1e-3)
 
@@ -147,11 +144,19 @@ NOTHING = {
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", NOTHING)
 def test_what_has_no_inverse_has_none(name, kernel):
-    result = inverse(NOTHING[name], 0.5, kernel)
-    if kernel == "eigh" and name in ("indefinite", "negative element"):  # below zero is rounding, and counts as zero
-        assert torch.linalg.matrix_norm(result, 2) == pytest.approx(1 / 0.5)
-    else:
-        assert result is None
+    assert inverse(NOTHING[name], 0.5, kernel) is None
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_damping_below_the_rounding_of_a_factor_gives_no_larger_inverse_than_that_rounding(kernel):
+    """One sample of float32: all but one eigenvalue are noise, which 1 / damping = 1e12 would blow up."""
+    x = torch.randn(12, 1, generator=torch.Generator().manual_seed(1))
+    matrix = x @ x.T - 1e-7 * torch.eye(12)  # what rounding may make of it
+    result = inverse(matrix, 1e-12, kernel)
+    assert result is not None
+    largest = torch.linalg.eigvalsh(matrix.to(D))[-1].item()
+    expected = 1 / (torch.finfo(torch.float32).eps * largest)
+    assert torch.linalg.matrix_norm(result.to(D), 2).item() == pytest.approx(expected, rel=1e-2)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
