@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -54,6 +55,15 @@ def _check(name: str, value: Any, where: str = "") -> None:
             raise ValueError(f"kfac.{name}={value!r}{where} must be a number {bounds}")
     elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"kfac.{name}={value!r}{where} must be a whole number of at least 1")
+
+
+def _require_known(names: Iterable[str], known: Sequence[str]) -> None:
+    """Raise ValueError for names that are no options, with the nearest that is."""
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f": did you mean {near[0]}?" if near else ";"
+        raise ValueError(f"unknown kfac option(s) {', '.join(unknown)}{hint} options: {', '.join(known)}")
 
 
 def options_at(configs: Sequence[KFACConfig], name: str, step: int) -> list[Any]:
@@ -132,10 +142,17 @@ class KFACConfig:
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     nonfinite: str = "raise"
 
+    def __new__(cls, *_: Any, **options: Any) -> KFACConfig:
+        """Refuses misspelt options before ``__init__`` would, with a remedy."""
+        _require_known(options, [f.name for f in fields(cls)])
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name in ("include", "exclude", "layers"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
+            value = (getattr(self, name),) if isinstance(getattr(self, name), str) else getattr(self, name) or ()
+            if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
+                raise ValueError(f"kfac.{name}={value!r} must be a text or a list of texts")
+            object.__setattr__(self, name, tuple(value))
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"kfac.{name}={getattr(self, name)!r} is not one of: {', '.join(choices)}")
@@ -170,7 +187,9 @@ class KFACConfig:
                 if getattr(self, name) != value:
                     raise ValueError(f"kfac.scaling={self.scaling!r} is defined for {name}={value!r} only")
         overrides: object = self.overrides if self.overrides is not None else {}
-        if not isinstance(overrides, Mapping) or not all(isinstance(value, Mapping) for value in overrides.values()):
+        if not isinstance(overrides, Mapping) or not all(
+            isinstance(key, str) and isinstance(value, Mapping) for key, value in overrides.items()
+        ):
             raise ValueError(
                 f"kfac.overrides={overrides!r} must give options per pattern, as {{'head*': {{'lr': 0.1}}}}"
             )
@@ -187,11 +206,11 @@ class KFACConfig:
             except ValueError as error:
                 raise ValueError(f"kfac.overrides[{pattern!r}]: {error}") from error
 
-    def for_layer(self, name: str) -> KFACConfig:
-        """The options that hold for the layer ``name``."""
+    def for_layer(self, *names: str) -> KFACConfig:
+        """The options that hold for a layer that goes by these names."""
         changes: dict[str, Any] = {}
         for pattern, values in self.overrides.items():
-            if fnmatch.fnmatchcase(name, pattern):
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
                 changes.update(values)
         return replace(self, overrides={}, **changes) if changes else self
 
@@ -220,10 +239,13 @@ class KFACConfig:
         }
         return cls(**{**settings, **changes})
 
-    def covers(self, name: str) -> bool:
-        """Whether ``include`` and ``exclude`` let the module ``name`` be preconditioned."""
-        included = any(fnmatch.fnmatchcase(name, pattern) for pattern in self.include)
-        return included and not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)
+    def covers(self, *names: str) -> bool:
+        """Whether ``include`` and ``exclude`` let a module that goes by these names be preconditioned."""
+
+        def match(patterns: Sequence[str]) -> bool:
+            return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+        return match(self.include) and not match(self.exclude)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; a callable is written as the text ``<callable>``."""
@@ -237,8 +259,5 @@ class KFACConfig:
         Raises:
             ValueError: for an unknown key, naming the keys there are.
         """
-        known = [f.name for f in fields(cls)]
-        unknown = sorted(set(data) - set(known))
-        if unknown:
-            raise ValueError(f"unknown kfac option(s) {', '.join(unknown)}; options: {', '.join(known)}")
+        _require_known(data, [f.name for f in fields(cls)])
         return cls(**data)

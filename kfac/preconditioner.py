@@ -31,12 +31,12 @@ from kfac.setup import (
     require_same_parameters,
     trainable,
 )
-from kfac.state import dense_factor, load_factors, make_state, read_state
+from kfac.state import BoundToModel, dense_factor, load_factors, make_state, read_state
 
 __all__ = ["KFAC", "FactorInversionError", "NonFiniteError"]
 
 
-class KFAC:
+class KFAC(BoundToModel):
     """Preconditions gradients with Kronecker-factored curvature: ``loss.backward(); kfac.step(); optimizer.step()``.
 
     Construction, :meth:`step`, :meth:`replan` and :meth:`state_dict` are collective. The ranks are those of
@@ -347,4 +347,4 @@ class KFAC:
 
     def summary(self) -> str:
         """The layers that are preconditioned, and the parameters that keep their plain gradient with the reasons."""
-        return describe_coverage(self.layers, self.first_order)
+        return describe_coverage(self.layers, self.first_order, self._factors)

@@ -41,6 +41,8 @@ def register_everywhere(
     Raises:
         ValueError: if the model has nothing to train or a layer is impossible, or if the ranks disagree.
     """
+    if not isinstance(config, KFACConfig):
+        raise ValueError(f"config is a {type(config).__name__}: KFAC takes a KFACConfig, see KFACConfig.from_dict")
     problem = ""
     try:
         layers, first_order, groups = register_layers(model, config)

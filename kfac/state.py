@@ -1,4 +1,4 @@
-"""The preconditioner's state as plain values and tensors, and whether one fits a model."""
+"""The preconditioner's state as plain values and tensors (the only way to copy it), and whether one fits a model."""
 
 from __future__ import annotations
 
@@ -25,6 +25,17 @@ MEANING = ("fisher", "scaling", "loss_reduction", "weight_sharing", "average_fro
 
 Factors = Mapping[tuple[str, str], FactorState]
 """The factors by layer and side (A or G)."""
+
+
+class BoundToModel:
+    """What has hooks on a model: it is neither copied nor pickled, but saved as a state."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raise TypeError."""
+        raise TypeError(
+            f"a {type(self).__name__} belongs to the model that it has hooked, and cannot be copied or pickled: make a "
+            "new one for the other model, and give it this one's state_dict()"
+        )
 
 
 def make_state(factors: Factors, plan: Plan, config: KFACConfig, steps: int, skipped_steps: int) -> dict[str, Any]:
@@ -67,6 +78,7 @@ def read_state(state: Mapping[str, Any], factors: Factors, config: KFACConfig) -
     _check_names(saved, factors, version)
     for (name, side), factor in factors.items():
         other = factors[name, "A"]
+        _check_size(f"{side} of {name}", saved[f"{name}/{side}"], factor, state.get("config", {}), config)
         _check_factor(f"{side} of {name}", saved[f"{name}/{side}"], factor, other if side == "G" else None)
     _check_meaning(state.get("config", {}), config)
     return {**state, "factors": saved}, plan
@@ -104,15 +116,28 @@ def _check_names(saved: Mapping[str, Any], factors: Factors, version: int) -> No
     raise ValueError(f"the state is of another model or configuration: {'; '.join(problems)}{remedy}")
 
 
+def _check_size(
+    label: str, entry: Mapping[str, Any], factor: FactorState, saved: Mapping[str, Any], config: KFACConfig
+) -> None:
+    size, shape = (entry.get("blocks"), entry.get("dim")), factor.shape
+    if size == (shape.count, shape.dim):
+        return
+    found = f"{label} has {size[0]} block(s) of dimension {size[1]}, here it has {shape.count} of dimension {shape.dim}"
+    before, now = (_max_dims(options) for options in (saved, config.to_dict()))
+    if before not in (now, {}):
+        raise ValueError(f"the state was saved with another kfac.max_dim ({before}, now {now}; set it back): {found}")
+    raise ValueError(f"the state is of another model: {found}")
+
+
+def _max_dims(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``max_dim`` of all layers (``*``) and of those that ``overrides`` name."""
+    several = {"*": options, **options.get("overrides", {})}
+    return {pattern: values["max_dim"] for pattern, values in several.items() if "max_dim" in values}
+
+
 def _check_factor(label: str, entry: Mapping[str, Any], factor: FactorState, a: FactorState | None) -> None:
     """``a``: for a factor G its layer's A."""
     shape = factor.shape
-    size = entry.get("blocks"), entry.get("dim")
-    if size != (shape.count, shape.dim):
-        raise ValueError(
-            f"the state is of another model: {label} has {size[0]} block(s) of dimension {size[1]}, here it has "
-            f"{shape.count} of dimension {shape.dim}"
-        )
     whole_factor, square = (factor.elements,), (shape.count, shape.dim, shape.dim)
     shapes = {
         "average": whole_factor,
