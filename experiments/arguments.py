@@ -62,8 +62,8 @@ def per_pattern(entries: Any) -> dict[str, dict[str, Any]]:
     """``kfac.overrides`` as options by pattern.
 
     Args:
-        entries: such a mapping already; or a list of mappings with the key ``pattern``, since Hydra's command line takes
-            no ``*`` in keys; or None. Later entries win.
+        entries: such a mapping already; or a list of mappings with the key ``pattern``, since Hydra's command line
+            takes no ``*`` in keys; or None. Later entries win.
 
     Raises:
         ConfigError: for anything else.

@@ -22,7 +22,7 @@ from experiments.groups import (
     TimelineSettings,
     TrackingSettings,
 )
-from experiments.models import AUTOENCODER, TEXT_MODELS
+from experiments.models import AUTOENCODER, MODEL_NAMES, TEXT_MODELS
 from experiments.objectives import summed_terms
 from experiments.settings import ConfigError, at_least, file_name, fits, folder, one_of, read
 from kfac.config import KFACConfig
@@ -204,12 +204,15 @@ class TrainConfig(CommonConfig):
         return read(cls, {key: value for key, value in data.items() if key != "site"})
 
     def identity(self) -> dict[str, Any]:
-        """What makes the run different from others: no paths, no tracking, no site; profiles by their content."""
+        """What makes the run different from others: no paths, no tracking, no site; of files their content."""
         data = {key: value for key, value in self.to_dict().items() if key not in NOT_IDENTITY}
+        path = data["data"]["path"]
         data["data"] = {key: value for key, value in data["data"].items() if key not in ("path", "workers")}
+        if self.data.name in TEXT_DATA and path is not None:
+            data["data"]["text"] = _content(path)
         for key in ("cluster", "model_profile"):
             if data[key] and Path(data[key]).is_file():
-                data[key] = hashlib.sha256(Path(data[key]).read_bytes()).hexdigest()
+                data[key] = _content(data[key])
         return data
 
     @property
@@ -281,14 +284,22 @@ def load_model(source: str) -> ModelProfile:
     if source in shipped_names("model"):
         return load_shipped_model(source)
     if not Path(source).is_file():
+        shipped = f"of the shipped ones ({', '.join(shipped_names('model'))})"
+        if source not in MODEL_NAMES:
+            raise ConfigError(f"model_profile={source} is neither a file nor one {shipped}")
+        data = " data=text" if source in TEXT_MODELS else ""
         raise ConfigError(
-            f"model_profile={source} is no file, and no profile of that name is shipped "
-            f"({', '.join(shipped_names('model'))}); python -m experiments.profile measures one"
+            f"model={source} has no profile: it is none {shipped}. Measure it with: python -m experiments.profile "
+            f"model={source}{data} output=profiles; then simulate with model_profile=profiles/model_profile.json"
         )
     try:
         return ModelProfile.load(source)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"model_profile={source}: {error}") from error
+
+
+def _content(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

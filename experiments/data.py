@@ -1,4 +1,4 @@
-"""What to train on: scikit-learn's digits and a text (both bundled), CIFAR-10 and image folders (the user's)."""
+"""What to train on: scikit-learn's digits and a text (both bundled); the user's CIFAR-10, image folders and texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from experiments.settings import ConfigError
 from experiments.sharding import derive_seed
-from experiments.text import TRAIN_CHARACTERS, load_text, samples
+from experiments.text import count_training_texts, load_text
 
 if TYPE_CHECKING:
     from experiments.groups import DataSettings
@@ -163,7 +163,7 @@ def load_data(settings: DataSettings, *, raw: bool = False) -> Data:
         raw: images with pixels in [0, 1], for an autoencoder, instead of normalised ones.
     """
     if settings.name in TEXT_DATA:
-        return load_text(settings.context)
+        return load_text(settings.context, settings.path)
     if settings.name == "digits":
         return load_digits(settings.image_size, settings.augment, raw)
     path = data_path(settings)
@@ -241,10 +241,10 @@ def count_training_samples(settings: DataSettings, enough: int) -> int:
     """Training samples that there are, counted at most up to ``enough`` where counting takes long.
 
     Raises:
-        ConfigError: if the data's folder was not given or lacks what it must hold.
+        ConfigError: if the data's folder or file was not given or lacks what it must hold.
     """
     if settings.name in TEXT_DATA:
-        return samples(TRAIN_CHARACTERS, settings.context)
+        return count_training_texts(settings.context, settings.path)
     if settings.name == "digits":
         return DIGITS_TRAIN
     path = data_path(settings)

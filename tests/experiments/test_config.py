@@ -144,7 +144,7 @@ def test_damping_and_clip_follow_a_loss_that_is_summed():
         (["data=cifar10"], "data=cifar10 needs data.path=FOLDER"),
         (["data=imagenet", "data.path=/nowhere"], "data.path=/nowhere has no folder train"),
         (["cluster=nothing.json"], "cluster=nothing.json is neither one of measure, default, paper64, nor a file"),
-        (["model_profile=nothing"], "model_profile=nothing is no file"),
+        (["model_profile=nothing"], "model_profile=nothing is neither a file"),
         (["tracking=tensorboard"], "tracking=tensorboard is not one of: none, offline, wandb"),
         (["seed=-1"], "seed=-1 must be at least 0"),
         (["world_size=["], "no viable alternative"),
@@ -165,7 +165,12 @@ def test_a_damaged_profile_is_named(tmp_path):
 
 def test_simulate_checks_too():
     assert "model=resnet19 is not one of" in mistake("model=resnet19", name="simulate")
-    assert "no profile of that name is shipped" in mistake("model=resnet20", name="simulate")
+    assert "model_profile=nothing is neither a file nor one of the shipped ones" in mistake(
+        "model_profile=nothing", name="simulate"
+    )
+    for model, data in (("gpt", " data=text"), ("vit", ""), ("autoencoder", "")):
+        profile = f"python -m experiments.profile model={model}{data} output=profiles; "
+        assert profile in mistake(f"model={model}", name="simulate")
     assert "on world_size=4" in mistake("schedule=kfac", "world_size=4", name="simulate")
     assert SimulateConfig.from_dict(compose("schedule=kfac", name="simulate")).profiles()[1].world_size == 1
 
@@ -199,6 +204,16 @@ def test_identity_of_a_profile_is_its_content(tmp_path):
     profile.at(2).save(tmp_path / "c.json")
     a, b, c = (config(f"cluster={tmp_path}/{name}.json").run_id for name in "abc")
     assert a == b != c
+
+
+def test_identity_of_a_text_is_its_content(tmp_path):
+    for name, text in (("a", "abc " * 500), ("b", "abc " * 500), ("c", "abd " * 500)):
+        (tmp_path / name).write_text(text)
+    a, b, c = (
+        config("model=gpt", "data=text", f"data.path={tmp_path}/{name}", "batch_size=4").run_id for name in "abc"
+    )
+    assert a == b != c
+    assert a != config("model=gpt", "data=text", "batch_size=4").run_id
 
 
 def test_config_round_trip_and_site():

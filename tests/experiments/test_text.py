@@ -1,9 +1,11 @@
 """The shipped text: what is declared of it, and that samples are it, each character once."""
 
+import pytest
 import torch
 
 from experiments.data import count_training_samples, load_data
 from experiments.groups import DataSettings
+from experiments.settings import ConfigError
 from experiments.text import CHARACTERS, TRAIN_CHARACTERS, VOCABULARY, CharacterText, load_text, read_text, samples
 
 
@@ -42,3 +44,37 @@ def test_samples_by_hand():
 def test_counting_is_loading():
     settings = DataSettings(name="text", context=77)
     assert count_training_samples(settings, enough=1) == load_data(settings).train_size
+
+
+def test_a_text_of_ones_own(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + "grüße\r\n".encode() * 100)  # as other systems write it
+    settings = DataSettings(name="text", context=10, path=str(path))
+    data = load_data(settings)
+    assert (data.symbols, data.num_classes) == ("\negrßü", 6)
+    assert count_training_samples(settings, enough=1) == data.train_size == (540 - 1) // 10
+    assert data.test_size == (60 - 1) // 10
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "is empty"),
+        (b"abc", r"has 3 characters: with data.context=64 it needs at least 641, a tenth of which is for tests"),
+        (b"abcd" * 160, "has 640 characters"),
+        ("gr\u00fc\u00dfe".encode("latin-1") * 500, r"is no UTF-8 text \(byte 2 is 0xfc\)"),
+    ],
+)
+def test_mistakes_with_ones_own_text_are_named(tmp_path, content, words):
+    path = tmp_path / "mine.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"data.path={path} {words}"):
+        count_training_samples(DataSettings(name="text", path=str(path)), enough=1)
+    if content == b"abc":
+        path.write_bytes(b"abcd" * 160 + b"a")  # as many as it says
+        settings = DataSettings(name="text", path=str(path))
+        assert (count_training_samples(settings, enough=1), load_data(settings).test_size) == (8, 1)
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_data(DataSettings(name="text", path=str(tmp_path)))
