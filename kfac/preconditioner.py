@@ -105,7 +105,7 @@ class KFAC(BoundToModel):
     def _make_plan(self, model: ModelProfile | None, cluster: ClusterProfile | None) -> Plan:
         plan = common_plan(self._schedule, self.layer_sizes, self._communicator, model, cluster)
         if plan.schedule.curvature and not self.layers:
-            raise ValueError("K-FAC finds no layer to precondition:\n" + self.summary())
+            raise ValueError("K-FAC finds no layer to precondition:\n" + describe_coverage([], self.first_order))
         return plan
 
     @property

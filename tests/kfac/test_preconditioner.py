@@ -1,4 +1,4 @@
-"""The preconditioner's behaviour on one process and on several: state, faults, hooks, order of traffic."""
+"""The preconditioner's behaviour on one process and on several: faults, hooks, the recorder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kfac import KFAC, KFACConfig, NonFiniteError, ScheduleConfig
-from kfac.communication import LocalCommunicator
+from kfac import KFAC, KFACConfig, NonFiniteError
 from kfac.inversion import FactorInversionError
 from kfac.recording import Recorder
 from tests.kfac.models import make_data, make_model, shards
@@ -38,36 +37,6 @@ def trained(config: KFACConfig, steps: int, schedule="spdkfac"):
     for step in range(steps):
         one_step(model, kfac, optimizer, step)
     return model, kfac, optimizer
-
-
-# ---------------------------------------------------------------------- state
-
-
-@pytest.mark.parametrize("stop", [3, 4, 6])
-@pytest.mark.parametrize("drop", [False, True], ids=["whole", "a factor lost"])
-def test_resume_inside_an_inverse_interval_is_bitwise(stop, drop):
-    config = KFACConfig(factor_interval=2, inverse_interval=4, damping=lambda step: 0.01 / (1 + step))
-    whole, _, _ = trained(config, 12)
-    first, kfac, optimizer = trained(config, stop)
-    saved = copy.deepcopy({"model": first.state_dict(), "kfac": kfac.state_dict(), "optimizer": optimizer.state_dict()})
-    model = make_model(seed=5)
-    model.load_state_dict(saved["model"])
-    again = KFAC(model, config)
-    if drop:
-        saved["kfac"]["factors"]["0/A"]["average"] *= 0.5
-    again.load_state_dict(saved["kfac"])
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    optimizer.load_state_dict(saved["optimizer"])
-    for step in range(stop, 12):
-        one_step(model, again, optimizer, step)
-    assert torch.equal(vector(model), vector(whole)) != drop
-
-
-def test_state_of_another_model_or_within_a_step_is_refused():
-    _, kfac, _ = trained(KFACConfig(), 1)
-    other = nn.Sequential(nn.Linear(3, 2))
-    with pytest.raises(ValueError, match="another model"):
-        KFAC(other).load_state_dict(kfac.state_dict())
 
 
 def test_a_callable_sees_the_step():
@@ -290,81 +259,6 @@ def test_a_layer_that_is_not_used_keeps_its_gradient_and_is_named_once(caplog):
     assert [r.message.count("bypassed") > 0 for r in caplog.records].count(True) == 1
 
 
-# ---------------------------------------------------------------------- order of traffic
-
-
-class Log(LocalCommunicator):
-    """Two ranks as far as the plan goes; writes down what leaves when."""
-
-    world_size = 2
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def all_reduce(self, tensor, name):
-        self.events.append(f"{name} {tensor.numel()}")
-        return super().all_reduce(tensor, name)
-
-    def broadcast(self, tensor, src, name):
-        self.events.append(f"{name} from {src} {tensor.numel()}")
-        if src != self.rank:
-            tensor.zero_()  # nobody sends: what the memory held before must not pass for an inverse
-        return super().broadcast(tensor, src, name)
-
-    def all_gather_object(self, obj):
-        return [obj, obj]
-
-
-def traffic(schedule) -> list[str]:
-    """What left in the second iteration of one rank, with marks at the ends of the forward and backward pass."""
-    model, log = make_model(), Log()
-    kfac = KFAC(model, KFACConfig(), schedule, average_gradients=True, communicator=log)
-    for step in range(2):
-        log.events.clear()
-        x, y = make_data(4, step)
-        model.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        log.events.append("forward ends")
-        loss.backward()
-        log.events.append("backward ends")
-        kfac.step()
-    return log.events
-
-
-def test_layerwise_pipelining_sends_a_in_the_forward_pass_and_g_in_the_backward_pass():
-    events = traffic(ScheduleConfig(pipelining="layerwise", fusion="none", placement="lbp", lbp_rule=0))
-    forward, backward = events.index("forward ends"), events.index("backward ends")
-    assert sum("FactorComm" in e for e in events[:forward]) == 7
-    assert sum("FactorComm" in e for e in events[forward:backward]) == 7
-    assert sum("GradComm" in e for e in events[forward:backward]) == 7
-    assert all("InverseComm" in e for e in events[backward + 1 :])
-    assert sum("InverseComm" in e for e in events[backward + 1 :]) == 13  # a norm's A is 1: nobody needs it sent
-
-
-def test_without_pipelining_factors_leave_after_the_backward_pass():
-    events = traffic("dkfac")
-    backward = events.index("backward ends")
-    assert not any("FactorComm" in e for e in events[:backward])
-    assert any("FactorComm" in e for e in events[backward:])
-    assert not any("InverseComm" in e for e in events)
-
-
-def test_triangles_travel_and_fusion_keeps_the_elements():
-    dims_a, dims_g = [18, 37, 4, 37, 21, 8], [4, 6, 6, 5, 7, 3]
-    norm = 1 + 4 * 3  # A is 1; G has a 2 x 2 block for each of 4 channels
-    triangles = sum(d * (d + 1) // 2 for d in dims_a + dims_g) + norm
-    for fusion in ("none", "threshold", "greedy", "optimal"):
-        events = traffic(ScheduleConfig(pipelining="layerwise", fusion=fusion, placement="non_dist"))
-        sent = [int(e.split()[-1]) for e in events if "FactorComm" in e]
-        assert sum(sent) == triangles + 14, "packed triangles and one sample count per factor"
-        assert (len(sent) == 14) == (fusion == "none")
-
-
-def test_sgd_sends_gradients_only_and_steps_like_plain_sgd():
-    events = traffic("sgd")
-    assert {e.split()[0] for e in events if "ends" not in e} == {"kfac_GradComm"}
-
-
 # ---------------------------------------------------------------------- the recorder
 
 
@@ -398,37 +292,6 @@ def test_the_recorded_timeline_covers_the_iteration_and_changes_nothing():
     for before, after in pairwise(spans):
         assert before.end_s <= after.start_s
     assert sum(timeline.breakdown_s().values()) == pytest.approx(timeline.iteration_s)
-
-
-def _two_rank_timeline(rank, world_size, schedule):
-    model = make_model()
-    recorder = Recorder(rank=rank)
-    kfac = KFAC(model, KFACConfig(), schedule, average_gradients=True, recorder=recorder)
-    for step in range(3):
-        x, y = make_data(8, step)
-        recorder.start()
-        model.zero_grad()
-        with recorder.span("FF", "forward"):
-            loss = F.cross_entropy(model(x), y)
-        with recorder.span("BP", "backward"):
-            loss.backward()
-        kfac.step()
-        timeline = recorder.stop()
-    return [(s.lane, s.kind, s.name, s.start_s, s.end_s) for s in timeline.spans]
-
-
-def test_messages_are_in_flight_while_the_measured_ranks_compute():
-    schedule = ScheduleConfig(pipelining="layerwise", fusion="none", placement="seq_dist")
-    for spans in run_ranks(_two_rank_timeline, 2, schedule):
-        first_backward_s = min(start for _, kind, _, start, _ in spans if kind == "BP")
-        sent = [start for lane, kind, name, start, _ in spans if kind == "FactorComm" and name.startswith("A message")]
-        assert len(sent) == 7
-        assert min(sent) < first_backward_s, "A leaves before the backward pass starts"
-        assert {kind for lane, kind, *_ in spans if lane == "communication"} == {
-            "FactorComm",
-            "GradComm",
-            "InverseComm",
-        }
 
 
 # ---------------------------------------------------------------------- DistributedDataParallel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
 
 import pytest
 import torch
@@ -221,3 +222,75 @@ def test_what_a_factor_is_asked_for_wrongly_is_named():
         kfac.factor("nonsense", "A")
     with pytest.raises(KeyError, match="no factor 'B'"):
         kfac.factor("8", "B")
+
+
+def test_another_max_dim_is_named_as_the_difference(saved):
+    refused(saved, r"saved with another kfac\.max_dim \(\{'\*': 8192\}, now \{'\*': 10\}; set it back\)", max_dim=10)
+    overrides = {"8": {"max_dim": 10, "damping": 0.1}}
+    refused(saved, r"another kfac\.max_dim .*now \{'\*': 8192, '8': 10\}", overrides=overrides)
+    make(max_dim=8000)[1].load_state_dict(saved)  # which all factors are within
+
+
+# ---------------------------------------------------------------------- bitwise continuation
+
+
+@pytest.mark.parametrize("stop", [3, 4, 6])
+@pytest.mark.parametrize("drop", [False, True], ids=["whole", "a factor lost"])
+def test_resume_inside_an_inverse_interval_is_bitwise(stop, drop):
+    config = KFACConfig(**CONFIG, damping=lambda step: 0.01 / (1 + step))
+
+    def start(seed: int) -> tuple[nn.Module, KFAC, torch.optim.SGD]:
+        model = make_model(seed)
+        return model, KFAC(model, config), torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+
+    whole = start(0)
+    for step in range(stop):
+        train(*whole, step)
+    saved = [copy.deepcopy(part.state_dict()) for part in whole]
+    for step in range(stop, 12):
+        train(*whole, step)
+    if drop:
+        saved[1]["factors"]["0/A"]["average"] *= 0.5
+    again = start(5)
+    for part, state in zip(again, saved, strict=True):
+        part.load_state_dict(state)
+    for step in range(stop, 12):
+        train(*again, step)
+    same = [torch.equal(a, b) for a, b in zip(again[0].parameters(), whole[0].parameters(), strict=True)]
+    assert all(same) != drop
+
+
+def test_the_state_of_another_model_is_refused(saved):
+    with pytest.raises(ValueError, match="another model"):
+        KFAC(nn.Sequential(nn.Linear(3, 2))).load_state_dict(saved)
+
+
+# ---------------------------------------------------------------------- copies
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copying_the_preconditioner_names_the_way_to_do_it(way):
+    _, kfac = make(1)
+    with pytest.raises(TypeError, match=r"KFAC belongs to the model.*state_dict\(\)"):
+        way(kfac)
+
+
+def test_a_copy_of_the_model_feeds_nothing_and_takes_a_preconditioner_of_its_own():
+    """As an average of weights (EMA) does: the copy trains beside the model, which must not notice."""
+    results = []
+    for copied in (False, True):
+        model, kfac = make(2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        twin = copy.deepcopy(model)
+        own = KFAC(twin, KFACConfig(**CONFIG))
+        own.load_state_dict(kfac.state_dict())
+        for step in range(2, 6):
+            if copied:
+                train(twin, own, torch.optim.SGD(twin.parameters(), 0.05), step + 50)
+                copy.deepcopy(twin)(make_data(8, 0)[0]).sum().backward()
+            train(model, kfac, optimizer, step)
+        results.append([p.detach().clone() for p in model.parameters()])
+        assert kfac.steps == 6
+        assert own.steps == (6 if copied else 2)
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
