@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from analysis.options import with_differing_options
 from analysis.report import BASELINE, breakdown_table, runs_table, timeline_tables, wide_table
 from analysis.runs import Run, load_runs, load_samples, paper_order
 from analysis.tables import STYLES, Table, for_screen
@@ -72,6 +73,7 @@ def _show_runs(arguments: Sequence[str]) -> int:
         print(f"no run records{' of that kind' if runs else ''} below {where}", file=sys.stderr)
         return 1
     tables = [runs_table(shown, options.baseline, among=runs, samples_s=samples_s), breakdown_table(shown)]
+    tables = [with_differing_options(table, shown) for table in tables]
     if options.format in ("csv", "json"):
         tables = [wide_table(tables)]
     _print(tables, options.format)

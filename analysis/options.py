@@ -1,0 +1,68 @@
+"""Which options tell runs apart, as columns of a table that has one row per run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from analysis.runs import Run
+from analysis.tables import Cell, Column, Table
+
+GROUPS = ("kfac", "optimizer")
+"""The groups of the configuration whose options are shown; what else makes runs different has columns of its own."""
+AFTER = "seed"
+"""The column that they stand behind."""
+
+
+def differing_options(runs: Sequence[Run]) -> list[str]:
+    """The dotted keys of the options that some of the runs have differently, in the configurations' order.
+
+    An option that a run has not (K-FAC's, of a run without it; one that was added later) makes no difference.
+    """
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        for key, value in _options(run).items():
+            values.setdefault(key, set()).add(json.dumps(value, sort_keys=True))
+    return [key for key, different in values.items() if len(different) > 1]
+
+
+def with_differing_options(table: Table, runs: Sequence[Run]) -> Table:
+    """The table with a column for each of :func:`differing_options`.
+
+    Args:
+        table: one row per run, in the order of ``runs``.
+        runs: the rows' runs.
+
+    Raises:
+        ValueError: if there are more rows than runs, or fewer.
+    """
+    keys = differing_options(runs)
+    place = 1 + [column.title for column in table.columns].index(AFTER)
+    rows = []
+    for row, run in zip(table.rows, runs, strict=True):
+        options = _options(run)
+        cells = tuple(_cell(options[key]) if key in options else None for key in keys)
+        rows.append((*row[:place], *cells, *row[place:]))
+    columns = (*table.columns[:place], *map(Column, keys), *table.columns[place:])
+    return replace(table, columns=columns, rows=tuple(rows))
+
+
+def _options(run: Run) -> dict[str, Any]:
+    """A run's options by dotted key; those of K-FAC where the run has K-FAC."""
+    schedule = run.config.get("schedule")
+    curvature = not isinstance(schedule, Mapping) or schedule.get("curvature", True)
+    groups = {name: run.config.get(name) for name in GROUPS if curvature or name != "kfac"}
+    return {
+        f"{name}.{key}": value
+        for name, group in groups.items()
+        if isinstance(group, Mapping)
+        for key, value in group.items()
+    }
+
+
+def _cell(value: Any) -> Cell:
+    if isinstance(value, str) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return value
+    return json.dumps(value)
