@@ -16,7 +16,8 @@ from kfac.layers.base import GradientAccess, KFACLayer
 class EmbeddingLayer(KFACLayer):
     """``nn.Embedding`` on tokens ``[samples, ...]``: a linear layer on one-hot inputs, whose A is diagonal.
 
-    Tokens equal to ``padding_idx`` are no inputs: torch gives them no gradient.
+    Tokens equal to ``padding_idx`` are inputs of zeros: torch gives them no gradient. They count as positions, so that
+    the factors are those of the linear layer, and neither depends on how a batch is split.
     """
 
     kind = "embedding"

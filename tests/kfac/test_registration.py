@@ -25,7 +25,7 @@ from tests.kfac.models import make_data, make_model
         ("3", r"the pattern '3' matches no layer of the model: '3\.\*' matches 3\.main, 3\.skip"),
         (
             "encoder.layers.*",
-            r"the pattern .* matches no layer of the model; there are 0, 1, 3\.main, 3\.skip and 3 more",
+            r"the pattern .* matches no layer.*; there are 0, 1, 3\.main, 3\.skip and 3 more",
         ),
         ("2", "the pattern '2' matches no layer"),  # an activation has no parameters
     ],
