@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -91,12 +93,54 @@ def _show_timelines(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _sync_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis sync",
+        description="Upload runs to W&B from a machine with a network, read them back and compare with the records.",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUNS_DIR", help="folders with run records below them")
+    parser.add_argument("--project", help="the W&B project, by default the runs' own")
+    parser.add_argument("--entity", help="the W&B user or team, by default the runs' own or yours")
+    parser.add_argument("--retries", type=int, default=2, help="how often to send again what is missing (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds per upload (%(default)g)")
+    parser.add_argument("--force", action="store_true", help="verify also what was verified before")
+    _add_format(parser)
+    return parser
+
+
+def _sync(arguments: Sequence[str]) -> int:
+    options = _sync_parser().parse_args(arguments)
+    try:
+        import wandb  # noqa: F401
+    except ImportError as error:
+        raise ValueError("sync needs wandb: pip install 'spdkfac[wandb]'") from error
+    from analysis.sync import SyncOptions, sync, sync_table
+
+    how = SyncOptions(
+        project=options.project,
+        entity=options.entity,
+        retries=options.retries,
+        timeout_s=options.timeout,
+        force=options.force,
+    )
+    os.environ.setdefault("WANDB_SILENT", "true")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    outcomes = sync(options.folders, how, lambda o: print(f"{o.run.name}: {o.result}", file=sys.stderr, flush=True))
+    if not outcomes:
+        print(f"no run records below {', '.join(map(str, options.folders))}", file=sys.stderr)
+        return 1
+    _print([sync_table(outcomes)], options.format)
+    return 0 if all(outcome.good for outcome in outcomes) else 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if arguments[:1] == ["timeline"]:
             return _show_timelines(arguments[1:])
+        if arguments[:1] == ["sync"]:
+            return _sync(arguments[1:])
         return _show_runs(arguments)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from experiments.redaction import SECRET
+
 PACKAGES = (
     "spdkfac",
     "torch",

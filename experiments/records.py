@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from experiments.provenance import code_identity, environment_facts
+from experiments.redaction import redact
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +41,15 @@ class RecordInUseError(RuntimeError):
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file as a whole: readers see the old text or the new one, also after a crash."""
+    """Replace a file as a whole: readers see the old text or the new one, also after a crash.
+
+    Values of secret environment variables are masked.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(redact(text))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -309,8 +313,13 @@ class RunRecord:
 
 
 def find_records(root: Path) -> list[RunRecord]:
-    """All records at or below a folder, in the order of their paths."""
-    return [RunRecord.load(path.parent) for path in sorted(root.rglob("run.json"))]
+    """All records at or below a folder, in the order of their paths; inside of records nothing is searched for."""
+    found = []
+    for folder, folders, files in os.walk(root):
+        if "run.json" in files:
+            folders.clear()
+            found.append(Path(folder))
+    return [RunRecord.load(path) for path in sorted(found)]
 
 
 def _require(path: Path, head: Mapping[str, Any], **kinds: type) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,19 @@ class Tracker:
         if not self.working:
             return
         for recorded in recorded_iterations(record):
-            self._each(lambda sink, r=recorded: sink.timeline(r), "take a timeline")  # type: ignore[misc]
+            self.timeline(recorded)
         columns, rows = breakdown_rows(record)
         if rows:
             self._each(lambda sink: sink.table("breakdown", columns, rows), "take a table")
-        self._each(lambda sink: sink.files(record_files(record)), "take files")
+        self.files(record_files(record))
+
+    def timeline(self, recorded: RecordedIteration) -> None:
+        """One recorded iteration."""
+        self._each(lambda sink: sink.timeline(recorded), "take a timeline")
+
+    def files(self, paths: Sequence[Path]) -> None:
+        """Files of the record."""
+        self._each(lambda sink: sink.files(paths), "take files")
 
     def alert(self, title: str, text: str) -> None:
         """Somebody should look; without secrets."""
@@ -83,10 +91,15 @@ class Tracker:
         self.flush()
         self.alert(f"{FAILED}: {type(error).__name__}", str(error) or type(error).__name__)
 
-    def finish(self, status: str) -> None:
-        """End all sinks in time."""
+    def finish(self, status: str, *, patient: bool = False) -> None:
+        """End all sinks in time.
+
+        Args:
+            status: finished, interrupted or failed.
+            patient: whether a run that did not finish may take as long as one that did.
+        """
         self.flush()
-        limit_s = self._settings.finish_timeout_s + SPARE_S if status == FINISHED else LAST_WORDS_S
+        limit_s = self._settings.finish_timeout_s + SPARE_S if patient or status == FINISHED else LAST_WORDS_S
         self._each(lambda sink: sink.finish(status), "finish", limit_s)
         for guard in self._guards:
             guard.end()

@@ -33,13 +33,14 @@ class WandbSink:
     Args:
         settings: project, timeouts, offline or online.
         facts: of the run. Ranks above 0 write to the same run where W&B can (online), else to one of their own.
+        fall_back: whether to go on offline where the server cannot be reached.
 
     Raises:
         ImportError: if wandb is not installed.
-        Exception: what W&B raises if it cannot start offline; online falls back to offline.
+        Exception: what W&B raises if it cannot start.
     """
 
-    def __init__(self, settings: TrackingSettings, facts: RunFacts) -> None:
+    def __init__(self, settings: TrackingSettings, facts: RunFacts, *, fall_back: bool = True) -> None:
         try:
             import wandb
         except ImportError as error:
@@ -52,7 +53,7 @@ class WandbSink:
         try:
             self._run = self._init(settings.wandb)
         except Exception as error:
-            if not online:
+            if not (online and fall_back):
                 raise
             what = why_not_online(str(error))
             logger.warning("%s: tracking offline now, for python -m analysis sync %s", what, facts.path)
@@ -129,6 +130,9 @@ class WandbSink:
         artifact = wandb.Artifact(trace_artifact(self._run.id, recorded.iteration), type="profile")
         artifact.add_file(str(path), name=path.name)
         self._run.log_artifact(artifact)
+        merged = self._record_folder("timelines") / f"iter{recorded.iteration:06d}.rank0.json"
+        recorded.measured.to_chrome_trace(merged)
+        self._save(merged)
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """A W&B table."""
@@ -136,11 +140,18 @@ class WandbSink:
 
     def files(self, paths: Sequence[Path]) -> None:
         """Below ``record/`` among the run's files."""
-        folder = Path(self._run.dir) / "record"
-        folder.mkdir(exist_ok=True)
+        folder = self._record_folder()
         for path in paths:
             shutil.copyfile(path, folder / path.name)
-        self._run.save(str(folder / "*"), base_path=self._run.dir, policy="now")
+            self._save(folder / path.name)
+
+    def _record_folder(self, *parts: str) -> Path:
+        folder = Path(self._run.dir, "record", *parts)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _save(self, path: Path) -> None:
+        self._run.save(str(path), base_path=self._run.dir, policy="now")
 
     def alert(self, title: str, text: str) -> None:
         """W&B tells by mail or Slack, as its user has chosen; offline, once the run is uploaded."""
@@ -175,6 +186,7 @@ def keep_files_in(folder: Path, *, offline: bool) -> None:
         names.append("WANDB_CONFIG_DIR")
     for name in names:
         os.environ[name] = str((folder / name.split("_")[1].lower()).resolve())
+    os.environ.setdefault("WANDB_SILENT", "true")  # also what it prints before a run has settings
 
 
 def _views(recorded: RecordedIteration) -> dict[str, Timeline]:
