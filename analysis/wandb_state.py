@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -167,7 +168,8 @@ def _same(row: Row, held: Row | None) -> bool:
         other = held.get(f"{row['kind']}/{key}")
         if isinstance(other, str):  # how it writes NaN and infinity
             other = float(other.lower())
-        if other != value and (other == other or value == value):
+        both_nan = isinstance(other, float) and math.isnan(other) and math.isnan(value)
+        if other != value and not both_nan:
             return False
     return True
 

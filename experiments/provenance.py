@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from experiments.redaction import SECRET
+from experiments.redaction import MASK, SECRET
 
 PACKAGES = (
     "spdkfac",
@@ -33,10 +33,8 @@ RECORDED = re.compile(
     r"|(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|LD_PRELOAD|LD_LIBRARY_PATH|PYTHONHASHSEED"
 )
 """The environment variables that are recorded: what can change a run's numbers or times (threads, kernels, devices,
-communication, the job), nothing about the person who started it."""
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
-"""Of those, the values of the ones whose name matches are not."""
-HIDDEN = "***"
+communication, the job), nothing about the person who started it. Of those whose name says that they are secret
+(:data:`experiments.redaction.SECRET`) the value is not."""
 URL_LOGIN = re.compile(r"(\w+://)[^/\s@]+@")
 """A user and password inside an address."""
 
@@ -75,7 +73,7 @@ def environment_facts(environ: Mapping[str, str] | None = None) -> dict[str, Any
         "cpus": os.cpu_count(),
         "gpus": _gpus(),
         "variables": {
-            name: HIDDEN if SECRET.search(name) else URL_LOGIN.sub(rf"\1{HIDDEN}@", value)
+            name: MASK if SECRET.search(name) else URL_LOGIN.sub(rf"\1{MASK}@", value)
             for name, value in sorted(environ.items())
             if RECORDED.fullmatch(name)
         },
