@@ -210,6 +210,8 @@ class TrainConfig(CommonConfig):
         data["data"] = {key: value for key, value in data["data"].items() if key not in ("path", "workers")}
         if self.data.name in TEXT_DATA and path is not None:
             data["data"]["text"] = _content(path)
+        if "overrides" in data["kfac"]:  # whose order matters
+            data["kfac"] = {**data["kfac"], "overrides": list(data["kfac"]["overrides"].items())}
         for key in ("cluster", "model_profile"):
             if data[key] and Path(data[key]).is_file():
                 data[key] = _content(data[key])

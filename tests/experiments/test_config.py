@@ -145,7 +145,7 @@ def test_damping_and_clip_follow_a_loss_that_is_summed():
         (["data=imagenet", "data.path=/nowhere"], "data.path=/nowhere has no folder train"),
         (["cluster=nothing.json"], "cluster=nothing.json is neither one of measure, default, paper64, nor a file"),
         (["model_profile=nothing"], "model_profile=nothing is neither a file"),
-        (["tracking=tensorboard"], "tracking=tensorboard is not one of: none, offline, wandb"),
+        (["tracking=paper"], "tracking=paper is not one of: none, offline, "),
         (["seed=-1"], "seed=-1 must be at least 0"),
         (["world_size=["], "no viable alternative"),
     ],
@@ -193,6 +193,8 @@ def test_identity_ignores_places_and_spectators(tmp_path):
     )
     identifiers = {config(other).run_id for other in different}
     assert len(identifiers | {usual}) == len(different) + 1
+    first, second = "{pattern: layer*, damping: 0.1}", "{pattern: layer1.*, damping: 0.2}"  # the later one wins
+    assert config(f"kfac.overrides=[{first},{second}]").run_id != config(f"kfac.overrides=[{second},{first}]").run_id
 
 
 def test_identity_of_a_profile_is_its_content(tmp_path):
