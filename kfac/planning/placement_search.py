@@ -13,12 +13,18 @@ import heapq
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from kfac.planning.placement_model import InverseCosts, Placement, channel_finish_s, compute_finish_s
 
 _STAGE_BUDGET = 150_000
 """Broadcasts that each stage may evaluate: about a tenth of a second."""
+
+_FEW = range(9, 13)
+_FEW_BUDGET = 1_500_000
+"""So many factors have few enough placements for the second stage to find the best one, in half a second (with fewer
+factors a tenth of that does; with more it finds no better ones)."""
 
 _PATIENCE = 20
 """Moves per factor without a better placement after which the second stage kicks."""
@@ -57,9 +63,13 @@ def optimized_placement(costs: InverseCosts, world_size: int, baselines: Sequenc
     def finish_s(placement: Placement) -> float:
         return max(channel_finish_s(placement, costs), compute_finish_s(placement, costs))
 
+    return min([_searched(costs, world_size), *baselines], key=finish_s)
+
+
+@lru_cache(maxsize=64)  # choosing a schedule asks for the same one several times
+def _searched(costs: InverseCosts, world_size: int) -> Placement:
     search = _Search(costs, world_size)
-    ranks = search.moved(search.counted())
-    return min([search.placement(ranks), *baselines], key=finish_s)
+    return search.placement(search.moved(search.counted()))
 
 
 class _Search:
@@ -133,7 +143,8 @@ class _Search:
         present = best = self.value(lists[:-1])
         best_lists = [list(own) for own in lists]
         spent = stale = kicks = 0
-        while self.count and spent < _STAGE_BUDGET:
+        budget = _FEW_BUDGET if self.count in _FEW else _STAGE_BUDGET
+        while self.count and spent < budget:
             undo = _move(lists, dice)
             spent += self.count + len(lists)
             value = self.value(lists[:-1])
