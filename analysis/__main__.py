@@ -93,6 +93,32 @@ def _show_timelines(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _report_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis report",
+        description="Compare runs in one HTML file that loads nothing, and in Markdown; with --wandb also in W&B.",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUNS_DIR", help="folders with run records below them")
+    parser.add_argument(
+        "--baseline", default=BASELINE, metavar="SCHEDULE", help="what speed-ups are over (%(default)s)"
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where to write (the first RUNS_DIR)")
+    return parser
+
+
+def _report(arguments: Sequence[str]) -> int:
+    from analysis.comparison import Comparison
+    from analysis.report_pages import write_report
+
+    options = _report_parser().parse_args(arguments)
+    comparison = Comparison.of(options.folders, options.baseline)
+    for problem in comparison.problems:
+        print(f"warning: {problem}", file=sys.stderr)
+    for path in write_report(comparison, options.output or options.folders[0]):
+        print(path)
+    return 0
+
+
 def _sync_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m analysis sync",
@@ -139,6 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == ["timeline"]:
             return _show_timelines(arguments[1:])
+        if arguments[:1] == ["report"]:
+            return _report(arguments[1:])
         if arguments[:1] == ["sync"]:
             return _sync(arguments[1:])
         return _show_runs(arguments)

@@ -1,0 +1,216 @@
+"""Charts as SVG text: no libraries, no scripts; colours come from the page's variables, so that they follow its theme.
+
+Every function takes a width in pixels at which its texts have their natural size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from kfac.timeline import COMPUTE_LANE, KIND_COLORS, KINDS, OTHER, Span, Timeline
+
+COLORS = 8
+"""How many line colours the page defines, ``--c0`` and on."""
+POINTS = 160
+"""A longer line is averaged down to so many points."""
+TEXT_PX = 12
+LANE_PX, RANK_GAP_PX = 16, 6
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart.
+
+    Args:
+        label: for the tooltip.
+        color: its number.
+        points: x and y.
+        dots: whether each point is marked, and nothing averaged.
+        dashed: for what belongs to another line of the same colour.
+    """
+
+    label: str
+    color: int
+    points: Sequence[tuple[float, float]]
+    dots: bool = False
+    dashed: bool = False
+
+
+def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, width: int = 460, height: int = 270) -> str:
+    """Lines over a common axis; the vertical one is logarithmic where values span more than a factor of 30."""
+    lines = [line for line in map(_finite, lines) if line.points]
+    if not lines:
+        return ""
+    xs = [x for line in lines for x, _ in line.points]
+    ys = [y for line in lines for _, y in line.points]
+    log = min(ys) > 0 and max(ys) / min(ys) > 30
+    scale_y = math.log10 if log else float
+    left, right, top, bottom = 66, 10, 10, 40
+    x_low, x_high = min(0.0, *xs), max(xs) or 1.0
+    y_low, y_high = scale_y(min(ys)), scale_y(max(ys))
+    if not log and 0 < y_low < 0.6 * y_high:
+        y_low = 0.0
+    room = 0.05 * (y_high - y_low) or 0.5
+    y_high += room
+    y_low -= 0.0 if y_low == 0 else room
+
+    def px(x: float) -> float:
+        return left + (x - x_low) / (x_high - x_low or 1) * (width - left - right)
+
+    def py(y: float) -> float:
+        return top + (y_high - scale_y(y)) / (y_high - y_low) * (height - top - bottom)
+
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(y_label)} over {escape(x_label)}">']
+    for tick in _ticks(x_low, x_high, 5):
+        parts.append(_vertical(px(tick), top, height - bottom))
+        parts.append(_text(px(tick), height - bottom + 16, _number(tick), "middle", "soft"))
+    powers = [10.0**k * m for k in range(math.floor(y_low), math.ceil(y_high) + 1) for m in (1, 2, 5)] if log else []
+    y_ticks = [t for t in powers if y_low <= math.log10(t) <= y_high] if log else _ticks(y_low, y_high, 5)
+    for tick in y_ticks:
+        parts.append(f'<line class="grid" x1="{left}" x2="{width - right}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
+        parts.append(_text(left - 6, py(tick) + 4, _number(tick), "end", "soft"))
+    parts.append(_text((left + width - right) / 2, height - 6, x_label, "middle", "soft"))
+    parts.append(f'<g transform="translate(12 {(top + height - bottom) / 2:.0f}) rotate(-90)">')
+    parts.append(_text(0, 0, y_label, "middle", "soft") + "</g>")
+    for line in lines:
+        points = line.points if line.dots else _thinned(line.points)
+        path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in points)
+        style = f"stroke:var(--c{line.color % COLORS})" + (";stroke-dasharray:5 4" if line.dashed else "")
+        parts.append(
+            f'<polyline class="line" style="{style}" points="{path}"><title>{escape(line.label)}</title></polyline>'
+        )
+        for x, y in points if line.dots else ():
+            tip = f"{line.label}: {_number(x)}, {y:.4g}"
+            dot = f'cx="{px(x):.1f}" cy="{py(y):.1f}" r="3.5" style="fill:var(--c{line.color % COLORS})"'
+            parts.append(f"<circle {dot}><title>{escape(tip)}</title></circle>")
+    return "".join([*parts, "</svg>"])
+
+
+def breakdown_chart(bars: Mapping[str, Mapping[str, float]], *, width: int) -> str:
+    """Stacked horizontal bars: exposed milliseconds of each kind.
+
+    Args:
+        bars: seconds by kind, by label.
+        width: in pixels.
+    """
+    longest = max((sum(of.values()) for of in bars.values()), default=0.0)
+    if not longest:
+        return ""
+    above = width < 600  # labels above the bars where there is no room beside them
+    left = 0 if above else min(260, 8 * max(map(len, bars)) + 10)
+    row = 44 if above else 30
+    height, top = row * len(bars) + 26, 4
+    scale = (width - left - 64) / longest
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="exposed time per kind">']
+    for tick in _ticks(0, 1e3 * longest, 4 if above else 7):
+        parts.append(_vertical(left + tick / 1e3 * scale, top, height - 22))
+        parts.append(
+            _text(
+                left + tick / 1e3 * scale, height - 6, f"{_number(tick)} ms", "start" if not tick else "middle", "soft"
+            )
+        )
+    for number, (label, of) in enumerate(bars.items()):
+        y = top + number * row + (16 if above else 0)
+        parts.append(_text(0, y - 4, label) if above else _text(left - 8, y + 16, label, "end"))
+        x = float(left)
+        for kind in (*KINDS, OTHER):
+            length = of.get(kind, 0.0) * scale
+            if length > 0:
+                tip = f"{label}, {kind}: {1e3 * of[kind]:.2f} ms exposed"
+                parts.append(_bar(x, y, length, 22, kind, tip))
+                x += length
+        parts.append(_text(x + 6, y + 16, f"{1e3 * sum(of.values()):.1f}", css="soft"))
+    return "".join([*parts, "</svg>"])
+
+
+def timeline_chart(timeline: Timeline, *, width: int, until_s: float, max_ranks: int = 4) -> str:
+    """Two lanes per rank: computing above, messages below.
+
+    Args:
+        timeline: of one iteration.
+        width: in pixels.
+        until_s: where the axis ends, so that timelines can be compared.
+        max_ranks: how many ranks are shown.
+    """
+    narrow = width < 600
+    left, right, top = (46 if narrow else 120), 8, 4
+    ranks = timeline.ranks[:max_ranks]
+    block = 2 * LANE_PX + RANK_GAP_PX
+    height = top + block * len(ranks) + 22
+    scale = (width - left - right) / (until_s or 1.0)
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="timeline">']
+    for tick in _ticks(0, 1e3 * until_s, 4 if narrow else 8):
+        x = left + tick / 1e3 * scale
+        parts.append(_vertical(x, top, height - 20))
+        parts.append(_text(x, height - 5, f"{_number(tick)} ms", "start" if not tick else "middle", "soft"))
+    end = left + timeline.iteration_s * scale
+    parts.append(f'<line class="end" x1="{end:.1f}" x2="{end:.1f}" y1="{top}" y2="{height - 20}"/>')
+    for number, rank in enumerate(ranks):
+        y = top + number * block
+        count = timeline.rank_counts.get(rank, 1)
+        name = f"{rank}" if narrow else f"rank {rank}" + (f" (of {count})" if count > 1 else "")
+        parts.append(_text(left - 6, y + LANE_PX + 4, name, "end"))
+        for span in _merged([s for s in timeline.spans if s.rank == rank], 0.4 / scale):
+            lane = y + (0 if span.lane == COMPUTE_LANE else LANE_PX)
+            tip = f"{span.kind}: {span.name}, {1e3 * span.duration_s:.3f} ms from {1e3 * span.start_s:.3f} ms"
+            parts.append(_bar(left + span.start_s * scale, lane, span.duration_s * scale, LANE_PX - 1, span.kind, tip))
+    return "".join([*parts, "</svg>"])
+
+
+def _merged(spans: Sequence[Span], gap_s: float) -> list[Span]:
+    """Neighbours of one lane and kind that cannot be told apart at this size, as one."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda s: (s.lane, s.start_s)):
+        last = merged[-1] if merged else None
+        if last and (last.lane, last.kind) == (span.lane, span.kind) and span.start_s - last.end_s < gap_s:
+            name = last.name if last.name.endswith(" ...") else f"{last.name} ..."
+            short = last.duration_s < 4 * gap_s and span.duration_s < 4 * gap_s
+            if short:
+                end = max(last.end_s, span.end_s)
+                merged[-1] = Span(last.rank, last.lane, last.kind, name, last.start_s, end)
+                continue
+        merged.append(span)
+    return merged
+
+
+def _bar(x: float, y: float, width: float, height: float, kind: str, tip: str) -> str:
+    box = f'x="{x:.1f}" y="{y:.1f}" width="{max(0.5, width):.1f}" height="{height:g}"'
+    color = "var(--other)" if kind == OTHER else KIND_COLORS[kind]
+    return f'<rect {box} fill="{color}"><title>{escape(tip)}</title></rect>'
+
+
+def _vertical(x: float, top: float, bottom: float) -> str:
+    return f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top:g}" y2="{bottom:g}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", css: str = "") -> str:
+    style = f' class="{css}"' if css else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(text)}</text>'
+
+
+def _finite(line: Line) -> Line:
+    points = [(x, y) for x, y in line.points if math.isfinite(x) and math.isfinite(y)]
+    return Line(line.label, line.color, points, line.dots, line.dashed)
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Means of equal numbers of neighbours: a long noisy line would hide others."""
+    size = math.ceil(len(points) / POINTS)
+    parts = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+
+
+def _ticks(low: float, high: float, count: int) -> list[float]:
+    """Round numbers from low to high, about so many."""
+    rough = (high - low) / count or 1.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.0e}"

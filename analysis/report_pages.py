@@ -1,0 +1,202 @@
+"""A comparison as one HTML file that loads nothing, and as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from itertools import groupby
+from pathlib import Path
+
+from analysis.charts import COLORS, Line, breakdown_chart, line_chart, timeline_chart
+from analysis.comparison import Comparison, Pictured
+from analysis.comparison_tables import all_tables, scaling_lines
+from analysis.tables import Table, to_markdown
+from experiments.records import write_text
+from experiments.timeline_view import page_text
+from kfac.timeline import KIND_COLORS, KINDS, OTHER
+
+WIDE_PX, NARROW_PX = 1040, 350
+"""Full-width pictures are drawn twice, and the page shows the one that fits."""
+SECTIONS: Mapping[str, str] = {
+    "overview": "Overview",
+    "breakdown": "Where the time goes",
+    "learning": "Learning",
+    "timelines": "Timelines",
+    "scaling": "Scaling",
+    "runs": "All runs",
+    "differences": "What was different",
+    "provenance": "Where the numbers come from",
+}
+MAX_ZOOMABLE_SPANS = 20_000
+"""A timeline of more is pictured, but not packed into the file a second time to be zoomed."""
+
+
+def write_report(comparison: Comparison, folder: Path) -> tuple[Path, Path]:
+    """Write ``report.html`` and ``report.md``.
+
+    Args:
+        comparison: of runs.
+        folder: where to.
+
+    Returns:
+        both paths.
+    """
+    tables = all_tables(comparison)
+    html, markdown = folder / "report.html", folder / "report.md"
+    write_text(html, html_report(comparison, tables))
+    write_text(markdown, markdown_report(comparison, tables))
+    return html, markdown
+
+
+def headline(comparison: Comparison) -> str:
+    """One line: how many runs of what."""
+    runs = comparison.runs
+    finished = sum(run.status == "finished" for run in runs)
+    models = ", ".join(dict.fromkeys(run.model for run in runs))
+    data = ", ".join(dict.fromkeys(run.data for run in runs))
+    return (
+        f"{len(runs)} run{'s' * (len(runs) != 1)}, {finished} finished: {models} on {data}; "
+        f"the latest of {comparison.latest}."
+    )
+
+
+def markdown_report(comparison: Comparison, tables: Mapping[str, Table]) -> str:
+    """The report's tables; pictures are in the HTML file beside it."""
+    parts = [f"# {comparison.title}", headline(comparison)]
+    for name, heading in SECTIONS.items():
+        if name in tables:
+            parts += [f"## {heading}", to_markdown(tables[name]).strip()]
+        elif name == "timelines":
+            lines = [_pictured_line(p) for p in comparison.pictured()]
+            parts += [f"## {heading}", "\n".join(lines), "Pictures: report.html."] if lines else []
+    if comparison.problems:
+        parts += ["## Left out", "\n".join(f"* {problem}" for problem in comparison.problems)]
+    return "\n\n".join(parts) + "\n"
+
+
+def html_report(comparison: Comparison, tables: Mapping[str, Table]) -> str:
+    """The whole page."""
+    template = (resources.files("analysis") / "report.html").read_text()
+    body = {
+        "overview": "",
+        "breakdown": _breakdown(comparison),
+        "learning": _learning(comparison),
+        "timelines": _timelines(comparison.pictured()),
+        "scaling": _scaling(comparison),
+    }
+    sections = []
+    for name, heading in SECTIONS.items():
+        content = body.get(name, "") + (html_table(tables[name]) if name in tables else "")
+        if content:
+            sections.append((name, heading, content))
+    if comparison.problems:
+        items = "".join(f"<li>{escape(str(problem))}</li>" for problem in comparison.problems)
+        sections.append(("left-out", "Left out", f"<ul>{items}</ul>"))
+    links = "".join(f'<a href="#{name}">{escape(heading)}</a>' for name, heading, _ in sections)
+    content = "".join(f'<section id="{n}"><h2>{escape(h)}</h2>{c}</section>' for n, h, c in sections)
+    parts = {"TITLE": escape(comparison.title), "HEADLINE": escape(headline(comparison)), "NAV": links, "BODY": content}
+    return re.sub("__([A-Z]+)__", lambda match: parts[match[1]], template)
+
+
+def html_table(table: Table) -> str:
+    """A table that scrolls by itself where the page is narrower; with its notes."""
+    grouped = any(column.group for column in table.columns)
+    lines = []
+    if grouped:
+        spans = [(name, len(list(of))) for name, of in groupby(column.group for column in table.columns)]
+        heads = "".join(f'<th colspan="{n}"{" class=group" if name else ""}>{escape(name)}</th>' for name, n in spans)
+        lines.append(f"<tr>{heads}</tr>")
+    titles = "".join(f"<th class={c.align}>{escape(c.title)}</th>" for c in table.columns)
+    lines.append(f"<tr>{titles}</tr>")
+    aligns = [column.align for column in table.columns]
+    rows = "".join(
+        "<tr>" + "".join(f"<td class={a}>{escape(cell)}</td>" for a, cell in zip(aligns, row, strict=True)) + "</tr>"
+        for row in table.shown()
+    )
+    notes = "".join(f"<p class=note>{escape(note)}</p>" for note in table.notes)
+    return f"<div class=scroll><table><thead>{''.join(lines)}</thead><tbody>{rows}</tbody></table></div>{notes}"
+
+
+def _twice(wide: str, narrow: str) -> str:
+    return f"<div class=wide>{wide}</div><div class=narrow>{narrow}</div>"
+
+
+def _kinds_legend(kinds: Sequence[str]) -> str:
+    colors = {**KIND_COLORS, OTHER: "var(--other)"}
+    items = "".join(f'<span style="--k:{colors[kind]}">{kind}</span>' for kind in (*KINDS, OTHER) if kind in kinds)
+    return f"<div class=legend>{items}</div>"
+
+
+def _lines_legend(labels: Sequence[str]) -> str:
+    items = (f'<span style="--k:var(--c{i % COLORS})">{escape(label)}</span>' for i, label in enumerate(labels))
+    return f"<div class=legend>{''.join(items)}</div>"
+
+
+def _breakdown(comparison: Comparison) -> str:
+    bars = {group.label: seconds for group in comparison.groups if (seconds := group.breakdown_s())}
+    if not bars:
+        return ""
+    kinds = [kind for kind in (*KINDS, OTHER) if any(of.get(kind, 0) > 0 for of in bars.values())]
+    charts = _twice(breakdown_chart(bars, width=WIDE_PX), breakdown_chart(bars, width=NARROW_PX))
+    return f"{_kinds_legend(kinds)}{charts}"
+
+
+def _learning(comparison: Comparison) -> str:
+    curves = comparison.curves()
+    if not curves:
+        return ""
+    steps = [Line(c.label, c.group, list(zip(c.steps, c.loss, strict=True))) for c in curves]
+    seconds = [Line(c.label, c.group, list(zip(c.seconds, c.loss, strict=True))) for c in curves]
+    tests = [Line(c.label, c.group, list(zip(c.eval_steps, c.eval_loss, strict=True)), dots=True) for c in curves]
+    timed = [Line(c.label, c.group, list(zip(c.eval_seconds, c.eval_loss, strict=True)), dots=True) for c in curves]
+    charts = [
+        line_chart(steps, "iterations", "training loss"),
+        line_chart(seconds, "seconds in iterations", "training loss"),
+        line_chart(tests, "iterations", "test loss"),
+        line_chart(timed, "seconds in iterations", "test loss"),
+    ]
+    figures = "".join(f"<figure>{chart}</figure>" for chart in charts if chart)
+    return f"{_lines_legend([group.label for group in comparison.groups])}<div class=pair>{figures}</div>"
+
+
+def _scaling(comparison: Comparison) -> str:
+    lines = scaling_lines(comparison)
+    if all(len(points) < 2 for points in lines.values()):
+        return ""
+    drawn = [
+        Line(label, i, [(w, 1e3 * s) for w, s in points], dots=True) for i, (label, points) in enumerate(lines.items())
+    ]
+    chart = line_chart(drawn, "ranks", "milliseconds per iteration")
+    return f"{_lines_legend(list(lines))}<div class=pair><figure>{chart}</figure></div>"
+
+
+def _pictured_line(p: Pictured) -> str:
+    simulated = f", simulated {1e3 * p.simulated.iteration_s:.2f} ms" if p.simulated else ""
+    return f"* {p.label}: iteration {p.iteration} of {p.run}, {1e3 * p.measured.iteration_s:.2f} ms{simulated}"
+
+
+def _timelines(pictured: Sequence[Pictured]) -> str:
+    if not pictured:
+        return ""
+    until_s = max(view.iteration_s for p in pictured for view in p.views.values())
+    kinds = {span.kind for p in pictured for view in p.views.values() for span in view.spans}
+    parts = [
+        "<p>One iteration of each, all on one scale; above what a rank computes, below what it sends or waits for. "
+        "The line marks the iteration's end.</p>",
+        _kinds_legend([kind for kind in KINDS if kind in kinds]),
+    ]
+    for p in pictured:
+        parts.append(f"<h3>{escape(p.label)}</h3>")
+        for name, view in p.views.items():
+            hidden = len(view.ranks) - 4
+            more = f"; {hidden} more ranks in the zoomable view" if hidden > 0 else ""
+            parts.append(f"<h4>{name}, {1e3 * view.iteration_s:.2f} ms{more}</h4>")
+            wide = timeline_chart(view, width=WIDE_PX, until_s=until_s)
+            parts.append(_twice(wide, timeline_chart(view, width=NARROW_PX, until_s=until_s)))
+        if sum(len(view.spans) for view in p.views.values()) <= MAX_ZOOMABLE_SPANS:
+            page = escape(page_text(p.views, f"{p.run}: iteration {p.iteration}"), quote=True)
+            frame = f'<iframe loading="lazy" title="timeline" srcdoc="{page}"></iframe>'
+            parts.append(f"<details><summary>zoom</summary>{frame}</details>")
+    return "".join(parts)
