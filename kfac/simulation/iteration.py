@@ -34,10 +34,7 @@ def simulate(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> Timeli
     Raises:
         ValueError: if the plan is for another model, naming the first difference, or a cost is no number of seconds.
     """
-    plan.check_model(model)
-    graph = _Graph(plan, model, cluster.at(plan.world_size))
-    graph.build()
-    times = run_tasks(graph.tasks, graph.resources)
+    graph, times = _run(plan, model, cluster)
     of_rank: dict[int, list[tuple[_Label, float, float]]] = {rank: [] for rank in (_EVERY_RANK, *graph.lanes)}
     for (start, end), label in zip(times, graph.labels, strict=True):
         if label is not None:
@@ -47,8 +44,24 @@ def simulate(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> Timeli
         for rank in graph.lanes
         for label, start, end in (*of_rank[_EVERY_RANK], *of_rank[rank])
     ]
-    finish = max((end for _, end in times), default=0.0)
-    return Timeline(tuple(spans), graph.lanes, finish + model.update_s, "simulated")
+    return Timeline(tuple(spans), graph.lanes, _iteration_s(times, model), "simulated")
+
+
+def simulated_iteration_s(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> float:
+    """:attr:`Timeline.iteration_s` of :func:`simulate`, without making a timeline: quicker where lanes are many."""
+    return _iteration_s(_run(plan, model, cluster)[1], model)
+
+
+def _run(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> tuple[_Graph, list[tuple[float, float]]]:
+    """The task graph, and start and end of every task."""
+    plan.check_model(model)
+    graph = _Graph(plan, model, cluster.at(plan.world_size))
+    graph.build()
+    return graph, run_tasks(graph.tasks, graph.resources)
+
+
+def _iteration_s(times: list[tuple[float, float]], model: ModelProfile) -> float:
+    return max((end for _, end in times), default=0.0) + model.update_s
 
 
 def lane_counts(plan: Plan) -> dict[int, int]:
