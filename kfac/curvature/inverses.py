@@ -35,7 +35,7 @@ def damped_inverse(factor: Tensor, damping: float, weight: float = 1.0) -> Tenso
     where the damping is lost in the rounding of the factor itself, eigenvalues below that rounding are raised to it.
 
     Returns:
-        the symmetric inverse, or None where the factor is not finite or has no positive eigenvalue.
+        the symmetric inverse, or None where it is not finite, or indefinite by more than rounding and damping.
     """
     inverse = _cholesky_inverse(factor, damping, weight)
     if inverse is None and factor.dtype != torch.float64:

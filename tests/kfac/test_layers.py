@@ -136,6 +136,26 @@ def test_an_embedding_is_a_linear_layer_on_one_hot_tokens(padding_idx):
     assert embedding.weight.grad.norm() > 0
 
 
+def test_padding_counts_as_positions_however_the_batch_is_split():
+    """Micro-batches with much and with little padding give the factors of the whole batch."""
+    tokens = torch.randint(1, 6, (6, 4), generator=torch.Generator().manual_seed(1))
+    tokens[:2, 1:], tokens[2, 3:] = 0, 0
+    probe = rand(6, 4, 3, seed=7)
+    results = []
+    for splits in ([6], [2, 2, 2]):
+        torch.manual_seed(0)
+        model = nn.Embedding(7, 3, padding_idx=0).to(D)
+        kfac = KFAC(model, KFACConfig(accumulation_steps=len(splits)), "kfac")
+        for x, p in zip(tokens.split(splits), probe.split(splits), strict=True):
+            ((model(x) * p).sum() / 6).backward()
+        kfac.step()
+        results.append(torch.block_diag(kfac.factor("", "A"), kfac.factor("", "G")))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-15)
+    counts = torch.bincount(tokens.flatten(), minlength=7).to(D) / 6
+    torch.testing.assert_close(results[0].diagonal()[1:7], counts[1:], rtol=1e-12, atol=0)
+    assert results[0][0, 0] == 0.0 < counts[0]
+
+
 def test_embeddings_that_change_their_weight_keep_the_plain_gradient():
     for options, reason in (({"max_norm": 1.0}, "max_norm"), ({"sparse": True}, "sparse")):
         model = nn.Sequential(nn.Embedding(5, 3, **options), nn.Linear(3, 2))
