@@ -27,7 +27,7 @@ class RunningAverages:
         factors: A and G of each layer in turn.
         communicator: the ranks.
         recorder: records the work.
-        warned: the names of layers that were warned of; is added to.
+        warned: what has been warned of; is added to.
         correction: of eigenvalues.
     """
 
@@ -60,6 +60,13 @@ class RunningAverages:
                 "step() without any statistics: no layer has seen a forward and a backward pass since the last step(). "
                 "Where torch.compile has been at work, give KFAC the compiled model, or make it before the first call"
             )
+        if not any(received[i][1] for i in received if self._plan.factors[i].side == "G"):
+            self._warn(
+                "loss terms",
+                "no target of a step counts as a loss term (all equal ignore_index): its statistics are left out",
+            )
+            received.clear()
+            return
         decays = options_at([layer.config for layer in self._layers], "factor_decay", step)
         scales: list[float | None] = [None] * len(self._layers)
         with self._recorder.span("FactorComp", "running averages"):
@@ -77,10 +84,13 @@ class RunningAverages:
             self._correction.update(scales, decays)
 
     def _warn_unused(self, name: str) -> None:
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning(
-                "layer %r was not used in a step (its forward is bypassed, conditional, or in code that was compiled "
-                "before KFAC was made): without statistics its gradient stays as it is",
-                name,
-            )
+        self._warn(
+            f"layer {name}",
+            f"layer {name!r} was not used in a step (its forward is bypassed, conditional, or in code that was "
+            "compiled before KFAC was made): without statistics its gradient stays as it is",
+        )
+
+    def _warn(self, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning("%s", message)

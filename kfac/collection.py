@@ -4,68 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from kfac.curvature.blocks import Blocks
 from kfac.curvature.scaling import position_weights
 from kfac.ekfac import EigenvalueCorrection
+from kfac.guards import Guards
 from kfac.hooks import ForwardHook, hook_gradient
 from kfac.layers import KFACLayer
 from kfac.loss_scale import LossScale
+from kfac.passes import Call, Progress, Side
 from kfac.recording import Recorder
-
-
-@dataclass
-class _Side:
-    """One factor's sum over this rank's samples of the step, and how many they are (of loss terms, where given)."""
-
-    total: Tensor | None = None
-    count: float | Tensor = 0.0
-
-    def sum(self, shape: Blocks, like: Tensor) -> Tensor:
-        """The sum so far ``[blocks, dim, dim]``, to be added to."""
-        if self.total is None:
-            self.total = like.new_zeros(shape.count, shape.dim, shape.dim)
-        return self.total
-
-
-@dataclass
-class _Progress:
-    """Where a layer stands in the step. A pass is a forward pass with one or several calls, and a backward pass."""
-
-    passes: int = 0
-    calls: int = 0
-    """Of all passes."""
-    open_calls: int = 0
-    """Calls that wait for their gradient."""
-    pass_calls: int = 0
-    """Of the pass under way, like what follows."""
-    turned: bool = False
-    """Whether it had a gradient."""
-    over: bool = True
-    """Whether a call within a backward pass begins another one: the layer has run outside of it since."""
-    a_samples: int = 0
-    """The most that one of its calls had."""
-    g_samples: int = 0
-
-
-@dataclass
-class _Call:
-    """One use of a layer in a forward pass."""
-
-    index: int
-    module: nn.Module
-    positions: int
-    x: Tensor | None
-    progress: _Progress
-    deferred: bool = False
-    """It happened within a backward pass, and counts if it gets a gradient."""
-    seen: bool = False
 
 
 def _in_backward() -> bool:
@@ -91,10 +43,12 @@ class StatisticsCollector:
         on_ready: called with ("A" or "G", layer index) when a statistic of the step is complete on this rank.
         has_left: whether the A statistic of a layer has been sent in this step.
         loss_scale: what output gradients are divided by.
+        guards: are told what has run.
         correction: of eigenvalues; is given inputs and output gradients together.
 
     Attributes:
         loss_terms: of the backward pass under way or to come; None: one per sample.
+        contexts: how many times the step has been told of loss terms, and is to be told of all.
     """
 
     def __init__(
@@ -108,6 +62,7 @@ class StatisticsCollector:
         on_ready: Callable[[Literal["A", "G"], int], None],
         has_left: Callable[[int], bool],
         loss_scale: LossScale,
+        guards: Guards,
         correction: EigenvalueCorrection | None = None,
     ) -> None:
         self._layers = layers
@@ -117,11 +72,11 @@ class StatisticsCollector:
         self._recorder = recorder
         self._on_ready = on_ready
         self._has_left = has_left
-        self._loss_scale = loss_scale
+        self._loss_scale, self._guards = loss_scale, guards
         self._correction = correction
         self._calls_seen = [0] * len(layers)
         self._trained = [False] * len(layers)
-        self.collecting = False
+        self.collecting = self._closed = False
         self.loss_terms: float | Tensor | None = None
         self._output_gradients: Literal["collect", "add", "ignore"] = "collect"
         self._reset()
@@ -133,9 +88,16 @@ class StatisticsCollector:
         ]
 
     def _reset(self) -> None:
-        self._sides = {side: [_Side() for _ in self._layers] for side in "AG"}
-        self._progress = [_Progress() for _ in self._layers]
-        self._told: set[bool] = set()
+        self._sides = {side: [Side() for _ in self._layers] for side in "AG"}
+        self._progress = [Progress() for _ in self._layers]
+        self._calls_before = list(self._calls_seen)
+        self._untold = False
+        self.contexts = 0
+
+    def discard(self) -> None:
+        """Forget the step under way, and what it seemed to teach."""
+        self._calls_seen = self._calls_before
+        self._reset()
 
     def begin(self, collecting: bool) -> None:
         """Start a step, which collects statistics or does not.
@@ -168,23 +130,29 @@ class StatisticsCollector:
 
     def close(self) -> None:
         """Remove the hooks; compiled code may still call them, for nothing."""
-        self.collecting = False
+        self.collecting, self._closed = False, True
         for hook in self._hooks:
             hook.remove()
 
     def after_forward(self, index: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """A layer has run."""
-        if not self.collecting or not isinstance(output, Tensor) or not output.numel():
+        if self._closed or not isinstance(output, Tensor) or not output.numel():
             return
         progress, layer, within = self._progress[index], self._layers[index], _in_backward()
         if not any(parameter is layer.parameters[0] for parameter in module._parameters.values()):
             return  # torch.func.functional_call with other parameters
+        if output.requires_grad:
+            self._guards.ran(index, layer)
+        if not self.collecting:
+            return
         if not within and progress.open_calls == 0:
             progress.over = True
         if not output.requires_grad:
             return
         x = layer.batched((args[0] if args else kwargs["input"]).detach())
-        call = _Call(index, module, layer.positions(layer.batched(output)), x, progress, deferred=within)
+        call = Call(
+            index, module, layer.positions(layer.batched(output)), x, progress, module.training, deferred=within
+        )
         hook_gradient(output, partial(self._output_gradient, call))
         if within:
             return
@@ -194,7 +162,7 @@ class StatisticsCollector:
         if self._trained[index] and complete:
             self._on_ready("A", index)
 
-    def _add_input(self, call: _Call) -> None:
+    def _add_input(self, call: Call) -> None:
         """Count a call, and its input."""
         index, progress, layer, x = call.index, call.progress, self._layers[call.index], call.x
         assert x is not None
@@ -255,15 +223,17 @@ class StatisticsCollector:
             raise RuntimeError(
                 f"layer {self._layers[index].name!r} has seen more forward passes with gradients than "
                 f"accumulation_steps={self._passes} since the last step(): set KFACConfig.accumulation_steps to the "
-                "number of micro-batches, or run passes that are not trained on under torch.no_grad()"
+                "number of micro-batches, run passes that are not trained on under torch.no_grad(), or call "
+                "kfac.abandon_step() where a step is given up (after an exception)"
             )
 
-    def _output_gradient(self, call: _Call, gradient: Tensor) -> None:
+    def _output_gradient(self, call: Call, gradient: Tensor) -> None:
         index = call.index
         progress, layer = self._progress[index], self._layers[index]
         if not self.collecting or self._output_gradients == "ignore":
             return
         last = self._output_gradients == "collect"
+        self._check_told()
         if call.seen or call.progress is not progress:
             raise RuntimeError(
                 f"the output of layer {layer.name!r} has been given a second gradient, or one after the step() that it "
@@ -274,7 +244,7 @@ class StatisticsCollector:
             self._add_input(call)
             call.deferred = False
         call.seen = last
-        with self._computing(f"G {layer.name}", gradient):
+        with self._computing(f"G {layer.name}", gradient), call.as_it_ran():
             g = self._loss_scale.removed_from(layer.batched(gradient.detach()), self._dtype)
             x = None if call.x is None else self._wide(call.x)
             _, weight = position_weights(self._scaling, call.positions, layer.kind == "convolution")
@@ -297,11 +267,14 @@ class StatisticsCollector:
         elif not progress.turned:
             side.count += terms
         progress.turned = True
-        self._told.add(self.loss_terms is not None)
-        if len(self._told) > 1:
+
+    def _check_told(self) -> None:
+        """Whether all of the step's backward passes are within a context, or none."""
+        self._untold |= self.loss_terms is None
+        if self._untold and self.contexts:
             raise RuntimeError(
-                "kfac.curvature(...) surrounds some of the step's backward passes and not others: use it for all of a "
-                "step's micro-batches, or for none"
+                "a backward pass ran outside `with kfac.curvature(...)` in a step that uses it: put loss.backward() "
+                "inside the with block, for all of a step's micro-batches or for none"
             )
 
     def _report(self, index: int) -> None:
@@ -334,5 +307,7 @@ class StatisticsCollector:
                 continue
             raise RuntimeError(
                 f"layer {layer.name!r} has run forward with gradients without a backward pass since the last step(): "
-                "run passes that are not trained on (validation, a batch that is retried) under torch.no_grad()"
+                "run passes that are not trained on (validation) under torch.no_grad(), and call kfac.abandon_step() "
+                "where a step is given up (after an exception, before a batch is retried)"
             )
+        self._guards.check_micro_batches(max(progress.passes for progress in self._progress), self._passes)

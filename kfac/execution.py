@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -15,11 +16,15 @@ from kfac.ekfac import EigenvalueCorrection
 from kfac.exchange import FactorExchange, Received
 from kfac.factors import FactorState
 from kfac.fisher_context import FisherContext
-from kfac.gradients import GradientAverager
-from kfac.layers import KFACLayer
+from kfac.gradients import GradientAverager, GradientsRead
+from kfac.guards import Guards
+from kfac.inversion import dampings, invert
+from kfac.layers import GradientAccess, KFACLayer
 from kfac.loss_scale import LossScale
 from kfac.messages import MessageQueue
+from kfac.nonfinite import gradient_fault
 from kfac.planning import Message, Plan
+from kfac.preconditioning import precondition_gradients
 from kfac.recording import Recorder
 
 
@@ -37,13 +42,13 @@ class Execution:
         communicator: the ranks.
         recorder: records the work.
         loss_scale: of mixed precision.
-        warned: the names of layers that were warned of; is added to.
+        warned: what has been warned of; is added to.
 
     Attributes:
         layers: in the Plan's order, none if it computes no curvature.
         factors: A and G of each layer in turn.
-        averages: the running averages; None without curvature, like what follows.
-        exchange: of the factors' statistics.
+        averages: the running averages; None without curvature.
+        exchange: of the factors' statistics; None without curvature.
         fisher: the context of losses.
     """
 
@@ -61,8 +66,10 @@ class Execution:
         loss_scale: LossScale,
         warned: set[str],
     ) -> None:
-        self._plan, self._recorder = plan, recorder
+        self._plan, self._recorder, self._config = plan, recorder, config
+        self._communicator, self._loss_scale = communicator, loss_scale
         self._alone = communicator.world_size == 1
+        self._guards = Guards(warned)
         self._queue = MessageQueue(communicator, recorder, self._pack)
         self._correction: EigenvalueCorrection | None = None
         self._collector: StatisticsCollector | None = None
@@ -84,6 +91,7 @@ class Execution:
                 on_ready=lambda side, index: self._queue.ready(side, 2 * index + (side == "G")),
                 has_left=lambda index: self._queue.has_left("A", 2 * index),
                 loss_scale=loss_scale,
+                guards=self._guards,
                 correction=self._correction,
             )
             like = torch.empty(0, dtype=dtype, device=self.layers[0].parameters[0].device)
@@ -91,7 +99,7 @@ class Execution:
             self.averages = RunningAverages(
                 plan, self.layers, self.factors, communicator, recorder, warned, self._correction
             )
-        self.fisher = FisherContext(config, self.layers, self._collector, recorder, loss_scale)
+        self.fisher = FisherContext(config, self.layers, self._collector, recorder, loss_scale, self._guards)
         if groups:
             self._averager = GradientAverager(
                 groups,
@@ -103,6 +111,7 @@ class Execution:
     def begin(self, collecting: bool, inverting: bool) -> None:
         """Start a step, in which statistics are collected or not, and factors inverted or not."""
         collecting = collecting and self._collector is not None
+        self._guards.begin()
         if self._collector:
             self._collector.begin(collecting)
         if self._correction:
@@ -111,7 +120,7 @@ class Execution:
         if self.exchange:
             self.exchange.begin()
         if self._averager:
-            self._averager.begin()
+            self._averager.begin(watching=not collecting)
         wanted = {"gradient"} if self._averager else set()
         wanted |= {"A", "G"} if collecting else set()
         self._queue.begin([m for m in self._plan.messages if m.kind in wanted])
@@ -121,6 +130,10 @@ class Execution:
         """Whether something of the step has happened."""
         parts = (self._collector, self._averager)
         return self._queue.started or any(part is not None and part.started for part in parts)
+
+    def close_with(self, owner: object) -> None:
+        """Remove every hook when ``owner`` is dropped; what hooks hold must not hold it."""
+        weakref.finalize(owner, _close, weakref.ref(self))
 
     def close(self) -> None:
         """Remove every hook."""
@@ -134,6 +147,7 @@ class Execution:
         Raises:
             RuntimeError: if passes do not match, or gradients were changed after they were sent.
         """
+        self._guards.check_order()
         self.fisher.require()
         if self._collector and self._collector.collecting:
             self._collector.finish()
@@ -149,6 +163,57 @@ class Execution:
             return self.exchange.local()
         return self.exchange.unpack(factors) if self.exchange else {}
 
+    def discard(self) -> None:
+        """Forget the step under way; collective where messages travel: what has left on one rank leaves on all."""
+        self._queue.flush()
+        for _ in self._queue.receive():
+            pass
+        if self._collector:
+            self._collector.discard()
+
+    def fault(
+        self, received: Received, model: nn.Module, parameters: Sequence[nn.Parameter], access: GradientAccess
+    ) -> tuple[str | None, GradientAccess]:
+        """What is not finite among a step's statistics, or among its gradients where it has none, or None.
+
+        Args:
+            received: the sums.
+            model: knows the parameters' names.
+            parameters: with gradients, averaged ones.
+            access: where they are.
+
+        Returns:
+            it, and how gradients are read from now on.
+        """
+        assert self.exchange is not None
+        if received or self._loss_scale.enabled:  # a scaler asks for finite gradients itself
+            return self.exchange.fault(received), access
+        read = GradientsRead(access, parameters)
+        known = self._averager is not None or self._alone
+        return gradient_fault(model, read.gradients, self._guilty_ranks if known else None), read
+
+    def _guilty_ranks(self) -> str:
+        finite = self._averager is not None and self._averager.sent_finite
+        everyone = self._communicator.all_gather_object(finite)
+        ranks = [str(rank) for rank, fine in enumerate(everyone) if not fine]
+        return f"rank(s) {', '.join(ranks)}" if ranks else "the sum over the ranks (overflow)"
+
+    def invert(self, step: int, strength: float) -> None:
+        """Invert the factors for the steps from ``step`` on, with damping times ``strength``; collective.
+
+        Raises:
+            FactorInversionError: on every rank, if a damped factor cannot be inverted.
+        """
+        damping = dampings(self.layers, self.factors, step, strength)
+        interval = self._config.at("inverse_interval", step)
+        invert(self.layers, self.factors, damping, interval, self._plan, self._communicator, self._recorder)
+
+    def precondition(self, access: GradientAccess, step: int, strength: float) -> None:
+        """Precondition the gradients in place."""
+        with self._recorder.span("Precondition", "precondition"):
+            kl_clip = self._config.at("kl_clip", step)
+            precondition_gradients(self.layers, self.factors, access, step=step, kl_clip=kl_clip, strength=strength)
+
     def _pack(self, message: Message) -> Tensor:
         if message.kind == "gradient":
             assert self._averager is not None
@@ -158,3 +223,9 @@ class Execution:
             return self.exchange.nothing  # sums stay where they are; what has left has left
         with self._recorder.span("FactorComp", f"pack {message.kind}"):
             return self.exchange.pack(message.items)
+
+
+def _close(execution: weakref.ref[Execution]) -> None:
+    there = execution()
+    if there is not None:
+        there.close()

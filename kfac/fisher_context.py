@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kfac.collection import StatisticsCollector
 from kfac.config import KFACConfig
-from kfac.curvature.fisher import check_loss, counted_terms, fisher_vectors, loss_terms
+from kfac.curvature.fisher import check_loss, class_weighted_terms, counted_terms, fisher_vectors, loss_terms
+from kfac.guards import Guards
 from kfac.layers import KFACLayer
 from kfac.loss_scale import LossScale
 from kfac.recording import Recorder
@@ -25,6 +26,7 @@ class FisherContext:
         collector: of their statistics; None where no curvature is computed.
         recorder: records the passes.
         loss_scale: of mixed precision; the passes have it too.
+        guards: warn of outputs that can be read in two ways.
     """
 
     def __init__(
@@ -34,9 +36,10 @@ class FisherContext:
         collector: StatisticsCollector | None,
         recorder: Recorder,
         loss_scale: LossScale,
+        guards: Guards,
     ) -> None:
         self._config, self._collector, self._recorder = config, collector, recorder
-        self._loss_scale = loss_scale
+        self._loss_scale, self._guards = loss_scale, guards
         self._inputs = [parameter for layer in layers for parameter in layer.parameters]
         self.begin()
 
@@ -59,18 +62,32 @@ class FisherContext:
 
     @contextmanager
     def around(
-        self, outputs: Tensor, loss_kind: str, weight: float, targets: Tensor | None, ignore_index: int
+        self,
+        outputs: Tensor,
+        loss_kind: str,
+        weight: float,
+        targets: Tensor | None,
+        ignore_index: int,
+        class_weights: Tensor | None,
     ) -> Iterator[None]:
         """The context; on entry G is computed, unless it comes from the loss's own backward pass."""
         check_loss(outputs, loss_kind, targets)
+        sampled = self._config.fisher != "empirical"
+        if class_weights is not None:
+            weighted = class_weighted_terms(outputs, loss_kind, targets, ignore_index, class_weights)
         collector = self._collector
         if collector is None or not collector.collecting:
             yield
             return
         counted = counted_terms(outputs, loss_kind, targets, ignore_index)
+        if sampled and class_weights is not None:
+            counted = weighted  # the gradients of the empirical Fisher have the weights already
+        if sampled and loss_kind == "classification":
+            self._guards.check_classes(outputs)
+        collector.contexts += 1
         collector.loss_terms = loss_terms(outputs, loss_kind, counted)
         try:
-            if self._config.fisher == "empirical":
+            if not sampled:
                 yield
                 return
             self._passes(collector, outputs, loss_kind, weight, counted)

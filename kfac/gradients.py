@@ -8,6 +8,33 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from kfac.layers import GradientAccess
+
+
+class GradientsRead(GradientAccess):
+    """Gradients that have been read once, as reading may be collective.
+
+    Args:
+        access: where they are.
+        parameters: whose.
+
+    Attributes:
+        gradients: those that there are.
+    """
+
+    def __init__(self, access: GradientAccess, parameters: Sequence[nn.Parameter]) -> None:
+        self._access = access
+        found = [(parameter, access.get(parameter)) for parameter in parameters]
+        self.gradients = {parameter: gradient for parameter, gradient in found if gradient is not None}
+
+    def get(self, parameter: Tensor) -> Tensor | None:
+        """The gradient as it was read."""
+        return self.gradients.get(parameter)  # type: ignore[call-overload,no-any-return]
+
+    def set(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Overwrite it where it is."""
+        self._access.set(parameter, gradient)
+
 
 class GradientAverager:
     """Packs and unpacks the gradients of groups of parameters and reports when a group is complete.
@@ -38,10 +65,12 @@ class GradientAverager:
             for index, group in enumerate(groups)
             for parameter in group
         ]
-        self.begin()
+        self.begin(False)
 
-    def begin(self) -> None:
-        """Start a step."""
+    def begin(self, watching: bool) -> None:
+        """Start a step; ``watching``: it remembers whether this rank's own gradients are finite."""
+        self._watching = watching
+        self._local_sums: list[Tensor] = []
         self._left = [len(group) * self._steps for group in self._groups]
         self._packed: dict[int, tuple[Tensor | None, int]] = {}
 
@@ -76,7 +105,15 @@ class GradientAverager:
             for p in parameters
         ]
         flags = torch.tensor([float(p.grad is not None) for p in parameters], dtype=dtype, device=flat[0].device)
-        return torch.cat([*flat, flags])
+        buffer = torch.cat([*flat, flags])
+        if self._watching:
+            self._local_sums.append(buffer.sum())
+        return buffer
+
+    @property
+    def sent_finite(self) -> bool:
+        """Whether what this rank has sent was finite, in a step that is watched; waits for the device."""
+        return all(bool(torch.isfinite(total)) for total in self._local_sums)
 
     def unpack(self, items: Sequence[int], buffer: Tensor) -> None:
         """Set the gradients to the average in the summed ``buffer``.

@@ -50,6 +50,21 @@ def hook_gradient(output: Tensor, hook: Callable[[Tensor], None]) -> None:
 
 
 def renew_compiled(model: nn.Module) -> None:
-    """Have torch compile anew if parts of ``model`` are compiled: what has run before would not know of new hooks."""
-    if any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()):
+    """Have torch compile anew if parts of ``model`` are compiled: what has run before would not know of new hooks.
+
+    Raises:
+        ValueError: if something is compiled as one graph, between whose parts no hook could run.
+    """
+    contexts = [context for module in model.modules() for context in _compilations(module)]
+    if any(getattr(context, "fullgraph", False) for context in contexts):
+        raise ValueError("K-FAC's hooks run between compiled graphs: compile the model without fullgraph=True")
+    if contexts:
         torch.compiler.reset()
+
+
+def _compilations(module: nn.Module) -> list[object]:
+    """How a module is compiled, by ``torch.compile(module)`` or ``module.compile()``."""
+    if hasattr(module, "_orig_mod"):
+        return [getattr(module, "dynamo_ctx", None)]
+    compiled = getattr(module, "_compiled_call_impl", None)
+    return [] if compiled is None else [cell.cell_contents for cell in compiled.__closure__ or ()]

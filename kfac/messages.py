@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
@@ -31,7 +32,6 @@ class MessageQueue:
         self._recorder = recorder
         self._pack = pack
         self._messages: Sequence[Message] = ()
-        self._sent: list[tuple[Message, Tensor, Work]] = []
         self.begin(())
 
     def begin(self, messages: Sequence[Message]) -> None:
@@ -39,16 +39,17 @@ class MessageQueue:
         self._messages = messages
         self._missing = [set(m.items) for m in messages]
         self._where = {(m.kind, item): k for k, m in enumerate(messages) for item in m.items}
-        self._sent = []
+        self._sent = 0
+        self._flights: deque[tuple[Message, Tensor, Work]] = deque()
 
     @property
     def started(self) -> bool:
         """Whether a message has left."""
-        return bool(self._sent)
+        return self._sent > 0
 
     def has_left(self, kind: MessageKind, item: int) -> bool:
         """Whether the message that carries the item has left."""
-        return self._where.get((kind, item), len(self._messages)) < len(self._sent)
+        return self._where.get((kind, item), len(self._messages)) < self._sent
 
     def ready(self, kind: MessageKind, item: int) -> None:
         """The item is there: send what can leave now."""
@@ -56,28 +57,31 @@ class MessageQueue:
         if index is None:
             return
         self._missing[index].discard(item)
-        while len(self._sent) < len(self._messages):
-            following = len(self._sent)
+        while self._sent < len(self._messages):
+            following = self._sent
             if self._missing[following] or self._messages[following].release != "ready":
                 return
             self._send()
 
     def _send(self) -> None:
-        number = len(self._sent)
+        number = self._sent
         message = self._messages[number]
         buffer = self._pack(message)
         name = f"{message.kind} message {number} ({len(message.items)} items)"
         work = self._communicator.all_reduce(buffer, f"kfac_{KIND[message.kind]}")
         self._recorder.flight(KIND[message.kind], name, work)
-        self._sent.append((message, buffer, work))
+        self._flights.append((message, buffer, work))
+        self._sent += 1
 
     def flush(self) -> None:
         """Send everything that has not left; items that never came are packed as they are."""
-        while len(self._sent) < len(self._messages):
+        while self._sent < len(self._messages):
             self._send()
 
     def receive(self) -> Iterator[tuple[Message, Tensor]]:
-        """The summed buffers of all messages in order, each as soon as it has arrived."""
-        for message, buffer, work in self._sent:
+        """The summed buffers of all messages in order, each as soon as it has arrived; they are given away."""
+        while self._flights:
+            message, buffer, work = self._flights.popleft()
             work.wait()
             yield message, buffer
+            del buffer, work  # else they would live until the next one has arrived

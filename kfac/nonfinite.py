@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,25 @@ logger = logging.getLogger(__name__)
 
 
 class NonFiniteError(RuntimeError):
-    """A factor's statistic is NaN or infinite; raised on every rank, the state is as before the step."""
+    """A factor's statistic or a gradient is NaN or infinite; raised on every rank, the state is as before the step."""
+
+
+def gradient_fault(
+    model: nn.Module, gradients: Mapping[nn.Parameter, Tensor], ranks: Callable[[], str] | None
+) -> str | None:
+    """What is not finite among gradients that are the same on every rank, or None; waits for the device once.
+
+    Args:
+        model: knows the parameters' names.
+        gradients: by parameter.
+        ranks: names the ranks on which it came up; collective, and called on all of them. None: nobody knows.
+    """
+    if _all_finite(list(gradients.values())):
+        return None
+    names = [n for n, p in model.named_parameters() if p in gradients and not _all_finite([gradients[p]])]
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    where = ranks() if ranks else "every rank (they came averaged)"
+    return f"the gradients of {shown} are not finite on {where}"
 
 
 def overflowed(fault: str | None, parameters: Sequence[nn.Parameter], loss_scale: LossScale, scaled: bool) -> bool:
@@ -52,5 +70,7 @@ def refuse(fault: str, nonfinite: str, parameters: Sequence[nn.Parameter]) -> No
 
 def _all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether all elements are finite; waits for the device once."""
-    norms = torch._foreach_norm([tensor for tensor in tensors if tensor.numel()], ord=float("inf"))
-    return not norms or bool(torch.isfinite(torch.stack([norm.float() for norm in norms])).all())
+    dense = [tensor._values() if tensor.is_sparse else tensor for tensor in tensors]
+    norms = torch._foreach_norm([tensor for tensor in dense if tensor.numel()], ord=float("inf"))
+    widest = max((norm.dtype for norm in norms), key=lambda dtype: dtype.itemsize, default=torch.float32)
+    return not norms or bool(torch.isfinite(torch.stack([norm.to(widest) for norm in norms])).all())

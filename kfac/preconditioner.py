@@ -15,15 +15,15 @@ from kfac.damping_adaptation import LevenbergMarquardt, mean_over_ranks
 from kfac.execution import Execution
 from kfac.factors import FactorState
 from kfac.hooks import renew_compiled
-from kfac.inversion import FactorInversionError, dampings, invert
+from kfac.inversion import FactorInversionError
 from kfac.layers import GradientAccess, PlainGradients, describe_coverage, unwrap
 from kfac.loss_scale import LossScale, ScaledGradients
 from kfac.nonfinite import NonFiniteError, overflowed, refuse
 from kfac.planning import ClusterProfile, LayerProfile, ModelProfile, Plan
-from kfac.preconditioning import precondition_gradients
 from kfac.recording import Recorder
 from kfac.setup import (
     Schedule,
+    check_arguments,
     check_plan,
     common_plan,
     layer_sizes,
@@ -75,7 +75,8 @@ class KFAC(BoundToModel):
         grad_scaler: torch.amp.GradScaler | None = None,
         gradients: GradientAccess | None = None,
     ) -> None:
-        self.config = config or KFACConfig()
+        check_arguments(model, config)
+        self.config = KFACConfig() if config is None else config
         self._gradients = gradients or PlainGradients()
         self._loss_scale = LossScale(grad_scaler)
         self._communicator = communicator or get_communicator()
@@ -90,7 +91,7 @@ class KFAC(BoundToModel):
         self._recorder = recorder or Recorder(self._device, self._communicator.rank)
         dtypes = [layer.parameters[0].dtype for layer in self.layers]
         self._dtype = max((torch.float32, *dtypes), key=lambda d: d.itemsize)
-        self.plan = self._make_plan(model_profile, cluster_profile)
+        self.plan = self._make_plan(schedule, model_profile, cluster_profile)
         self.steps = self.skipped_steps = 0
         self._warned: set[str] = set()
         self._adaptation: LevenbergMarquardt | None = None
@@ -102,8 +103,8 @@ class KFAC(BoundToModel):
 
     # ------------------------------------------------------------------ set-up
 
-    def _make_plan(self, model: ModelProfile | None, cluster: ClusterProfile | None) -> Plan:
-        plan = common_plan(self._schedule, self.layer_sizes, self._communicator, model, cluster)
+    def _make_plan(self, schedule: Schedule, model: ModelProfile | None, cluster: ClusterProfile | None) -> Plan:
+        plan = common_plan(schedule, self.layer_sizes, self._communicator, model, cluster)
         if plan.schedule.curvature and not self.layers:
             raise ValueError("K-FAC finds no layer to precondition:\n" + describe_coverage([], self.first_order))
         return plan
@@ -128,8 +129,13 @@ class KFAC(BoundToModel):
             loss_scale=self._loss_scale,
             warned=self._warned,
         )
+        self._execution.close_with(self)
         self._closed = False
-        self._begin()
+        try:
+            self._begin()
+        except Exception:
+            self.close()
+            raise
 
     def _begin(self) -> None:
         collecting = self.steps % self.config.at("factor_interval", self.steps) == 0
@@ -157,16 +163,10 @@ class KFAC(BoundToModel):
         """
         self._require_boundary("replan")
         require_same_parameters(self._model, self._trainable)
-        before = self._schedule
-        if schedule is not None:
-            self._schedule = schedule
-        elif isinstance(before, Plan):
-            self._schedule = before.schedule
-        try:
-            self.plan = self._make_plan(model_profile, cluster_profile)
-        except Exception:
-            self._schedule = before
-            raise
+        if schedule is None:
+            schedule = self._schedule.schedule if isinstance(self._schedule, Plan) else self._schedule
+        self.plan = self._make_plan(schedule, model_profile, cluster_profile)
+        self._schedule = schedule
         self.close()
         self._attach()
         return self.plan
@@ -185,6 +185,7 @@ class KFAC(BoundToModel):
         *,
         targets: Tensor | None = None,
         ignore_index: int = -100,
+        class_weights: Tensor | None = None,
     ) -> AbstractContextManager[None]:
         """Say what the loss is a function of; its backward pass goes inside.
 
@@ -202,18 +203,25 @@ class KFAC(BoundToModel):
                 micro-batches, (terms here) * ranks / (all terms) with unequal shards of a mean.
             targets: labels as the loss takes them, to know which are ``ignore_index``; without, all terms count.
             ignore_index: the label of terms that do not count in a classification.
+            class_weights: ``[classes]``, the ``weight`` of ``nn.CrossEntropyLoss`` (without label smoothing), by which
+                ``fisher`` mc and exact weight the terms; shares in ``weight`` are then of sums of these weights.
 
         Raises:
             ValueError: on entry, for an unknown loss kind, or shapes that do not fit it.
         """
-        return self._execution.fisher.around(outputs, loss_kind, weight, targets, ignore_index)
+        return self._execution.fisher.around(outputs, loss_kind, weight, targets, ignore_index, class_weights)
+
+    def abandon_step(self) -> None:
+        """Forget the passes since the last :meth:`step` (an exception ended one); collective. Gradients are yours."""
+        self._execution.discard()
+        self._begin()
 
     @torch.no_grad()
     def step(self) -> None:
         """Finish the iteration's communication and precondition the gradients in place; collective.
 
         Raises:
-            NonFiniteError: on every rank, if a statistic is NaN or infinite and ``nonfinite`` is ``raise``.
+            NonFiniteError: on every rank, for a NaN or infinite statistic or gradient, if ``nonfinite`` is ``raise``.
             FactorInversionError: on every rank, if a damped factor cannot be inverted.
         """
         if self._closed:
@@ -238,9 +246,9 @@ class KFAC(BoundToModel):
         """Whether there was a step: not where gradients overflowed under a loss scale."""
         scaled = self._loss_scale.gradients_are_scaled(self._average_gradients)
         received = self._execution.receive()
-        if self._execution.exchange is None or self._execution.averages is None:
+        if self._execution.averages is None:
             return True
-        fault = self._execution.exchange.fault(received)
+        fault, access = self._execution.fault(received, self._model, self._trainable, self._gradients)
         if overflowed(fault, self._trainable, self._loss_scale, scaled):
             self.skipped_steps += 1
             return False
@@ -249,21 +257,13 @@ class KFAC(BoundToModel):
             self.skipped_steps += 1
             return True
         self._execution.averages.update(received, self.steps)
-        access = self._gradients
         if scaled:
             access = ScaledGradients(access, self._loss_scale.inverse(self._device))
         if self._adaptation:
             self._adaptation.note(self.steps, self._trainable, access)
-        layers, factors = self._execution.layers, self._execution.factors
         if self._inverses_due():
-            damping = dampings(layers, factors, self.steps, self.damping_strength)
-            interval = self.config.at("inverse_interval", self.steps)
-            invert(layers, factors, damping, interval, self.plan, self._communicator, self._recorder)
-        with self._recorder.span("Precondition", "precondition"):
-            kl_clip = self.config.at("kl_clip", self.steps)
-            precondition_gradients(
-                layers, factors, access, step=self.steps, kl_clip=kl_clip, strength=self.damping_strength
-            )
+            self._execution.invert(self.steps, self.damping_strength)
+        self._execution.precondition(access, self.steps, self.damping_strength)
         return True
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from kfac.communication import Communicator
@@ -18,6 +19,21 @@ from kfac.schedules import make_plan
 Schedule = str | Mapping[str, Any] | ScheduleConfig | Plan
 LayerSizes = Sequence[LayerProfile]
 """The layers' names and sizes, without seconds."""
+
+
+def check_arguments(model: object, config: object) -> None:
+    """Whether the first arguments of :class:`kfac.KFAC` are what they should be.
+
+    Raises:
+        ValueError: if not, with what to pass.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is a {type(model).__name__}: KFAC takes a torch.nn.Module first")
+    if isinstance(config, torch.optim.Optimizer):
+        raise ValueError(
+            f"config is a {type(config).__name__}: KFAC wraps no optimizer. Make KFAC(model, KFACConfig(...)) and "
+            "call kfac.step() before optimizer.step()"
+        )
 
 
 def describe_schedule(schedule: Schedule) -> Any:
@@ -47,7 +63,9 @@ def register_everywhere(
     try:
         layers, first_order, groups = register_layers(model, config)
         if not groups:
-            raise ValueError("the model has no trainable parameters")
+            raise ValueError(
+                "the model has no trainable parameters: unfreeze some with requires_grad_(True) before making KFAC"
+            )
     except ValueError as error:
         problem, layers, first_order, groups = str(error), [], [], []
     names = [layer.name for layer in layers] or (["parameters"] if groups else [])

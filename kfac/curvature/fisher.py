@@ -44,14 +44,31 @@ def check_loss(outputs: Tensor, loss_kind: str, targets: Tensor | None = None) -
     if outputs.dim() < 1 + (loss_kind == "classification"):
         wanted = "[rows, classes, *positions]" if loss_kind == "classification" else "[rows, ...]"
         raise ValueError(f"outputs of shape {tuple(outputs.shape)} are none of {loss_kind}: they must be {wanted}")
-    if loss_kind != "classification" or targets is None:
+    if targets is None:
         return
     labels = outputs.shape[:1] + outputs.shape[2:]
-    if targets.shape != (outputs.shape if targets.is_floating_point() else labels):
-        raise ValueError(
-            f"targets of shape {tuple(targets.shape)} do not fit outputs of shape {tuple(outputs.shape)}: "
-            f"pass labels of shape {tuple(labels)}"
-        )
+    probabilities = loss_kind != "classification" or targets.is_floating_point()
+    fitting = outputs.shape if probabilities else labels
+    if targets.shape == fitting or (loss_kind != "classification" and _reshaped(outputs, targets)):
+        return
+    remedy = f"pass targets of shape {tuple(fitting)}"
+    if loss_kind != "classification":
+        remedy += ", to this context and to the loss, which would broadcast them"
+    elif targets.shape == labels:
+        remedy = "labels must be whole numbers: targets.long()"
+    elif targets.shape == outputs.shape:
+        remedy = "probabilities must be floating-point numbers: targets.float()"
+    elif targets.shape == outputs.shape[:-1]:
+        remedy = f"classes must be the second dimension: outputs.movedim(-1, 1), or labels of shape {tuple(labels)}"
+    raise ValueError(
+        f"targets of shape {tuple(targets.shape)} do not fit outputs of shape {tuple(outputs.shape)}: {remedy}"
+    )
+
+
+def _reshaped(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether outputs and targets are the same numbers in shapes that no loss takes as they are (flattened images)."""
+    shapes = zip(reversed(outputs.shape), reversed(targets.shape), strict=False)
+    return outputs.numel() == targets.numel() and any(a != b and 1 not in (a, b) for a, b in shapes)
 
 
 def counted_terms(outputs: Tensor, loss_kind: str, targets: Tensor | None, ignore_index: int) -> Tensor | None:
@@ -61,8 +78,27 @@ def counted_terms(outputs: Tensor, loss_kind: str, targets: Tensor | None, ignor
     return targets != ignore_index
 
 
+def class_weighted_terms(
+    outputs: Tensor, loss_kind: str, targets: Tensor | None, ignore_index: int, class_weights: Tensor
+) -> Tensor:
+    """The weights of the terms, ``[rows, *positions]``: those of their labels' classes, 0 where they do not count.
+
+    Raises:
+        ValueError: if they are not of a classification with labels, or not one per class.
+    """
+    if loss_kind != "classification" or targets is None or targets.is_floating_point():
+        raise ValueError("class_weights need a classification with targets=labels, as whole numbers")
+    if class_weights.shape != outputs.shape[1:2]:
+        raise ValueError(
+            f"class_weights of shape {tuple(class_weights.shape)} do not fit outputs of shape {tuple(outputs.shape)}: "
+            f"pass one weight for each of the {outputs.shape[1]} classes"
+        )
+    counted = targets != ignore_index
+    return class_weights.to(outputs.device)[targets.where(counted, 0)] * counted
+
+
 def loss_terms(outputs: Tensor, loss_kind: str, counted: Tensor | None) -> float | Tensor:
-    """How many terms count; a tensor that nobody has waited for where labels tell."""
+    """How many terms count (the sum of their weights); a tensor that nobody has waited for where labels tell."""
     return float(_rows(outputs, loss_kind).shape[:2].numel()) if counted is None else counted.sum()
 
 
@@ -82,7 +118,8 @@ def fisher_vectors(
         loss_kind: one of :data:`LOSS_KINDS`.
         samples: how many Monte-Carlo vectors, or None for the exact ones: d for every position.
         reduction: ``mean`` or ``sum`` of the terms.
-        counted: which terms count, see :func:`counted_terms`; vectors of the others are zero.
+        counted: which terms count, see :func:`counted_terms`; vectors of the others are zero. Or the terms' weights
+            in the loss, see :func:`class_weighted_terms`; a mean is divided by their sum.
         factor: what all vectors are multiplied by.
 
     Yields:
@@ -95,10 +132,10 @@ def fisher_vectors(
     mean = reduction == "mean"
     roots = _ROOTS[loss_kind](rows, mean)
     if mean:
-        terms = torch.as_tensor(loss_terms(outputs, loss_kind, counted))
-        factor = factor / terms.clamp(min=1).to(rows)
+        terms = torch.as_tensor(loss_terms(outputs, loss_kind, counted)).to(rows)
+        factor = factor / terms.where(terms > 0, 1.0)
     if counted is not None:
-        factor = factor * counted.reshape(*rows.shape[:2], 1)
+        factor = factor * counted.to(rows).sqrt().reshape(*rows.shape[:2], 1)
     if samples is None:
         vectors = _one_position_each(roots.columns())
     else:

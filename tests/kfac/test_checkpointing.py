@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from kfac import KFAC, KFACConfig
-from tests.kfac.test_preconditioner import Log
+from tests.kfac.test_traffic import Log
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")  # under torch.no_grad
 

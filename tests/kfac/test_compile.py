@@ -122,9 +122,21 @@ def test_control_a_model_that_was_compiled_behind_kfacs_back_is_told_of():
         kfac.step()
 
 
-def test_one_graph_for_all_is_refused_by_torch_with_our_reason():
+def test_one_graph_for_all_is_refused_in_one_line():
+    whole = torch.compile(Model(), backend="eager", fullgraph=True)
+    in_place, part = Model(), Model()
+    in_place.compile(backend="eager", fullgraph=True)
+    part.body = torch.compile(part.body, backend="eager", fullgraph=True)
+    for net in (whole, in_place, part):
+        with pytest.raises(ValueError, match=r"compile the model without fullgraph=True") as error:
+            KFAC(net)
+        assert "\n" not in str(error.value)
+
+
+def test_one_graph_that_is_made_later_is_refused_by_torch_with_our_reason():
+    torch.compiler.reset()
     model = Model()
+    _kfac = KFAC(model)
     net = torch.compile(model, backend="eager", fullgraph=True)
-    KFAC(net)
     with pytest.raises(Exception, match="K-FAC's hooks run between compiled graphs: compile without fullgraph=True"):
         net(X)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kfac import KFAC, KFACConfig
-from kfac.curvature.fisher import counted_terms, fisher_vectors
+from kfac.curvature.fisher import class_weighted_terms, counted_terms, fisher_vectors
 from tests.kfac.oracle import Loss, distance, empirical_blocks, ggn_blocks
 from tests.kfac.ranks import run_ranks
 
@@ -268,6 +268,75 @@ def test_half_precision_outputs_get_vectors_of_their_own_dtype():
     assert (small != 0).float().mean() < 0.9
 
 
+# ---------------------------------------------------------------------- class weights
+
+WEIGHTS = torch.tensor([0.2, 1.0, 3.0], dtype=D)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_exact_vectors_with_class_weights_are_roots_of_the_loss_hessian(reduction):
+    x, y = data("classification", 2, ignored=0.3)
+    outputs = outputs_of(net(), x, "classification").detach()
+
+    def loss(z: Tensor, weights: Tensor) -> Tensor:
+        return F.cross_entropy(z, y, weights, ignore_index=IGNORED, reduction=reduction)
+
+    hessian, unweighted = (
+        torch.func.hessian(loss)(outputs, weights).reshape(2, outputs[0].numel(), 2, -1)
+        for weights in (WEIGHTS, torch.ones_like(WEIGHTS))
+    )
+    weights = class_weighted_terms(outputs, "classification", y, IGNORED, WEIGHTS)
+    squares = sum(
+        torch.einsum("ni,nj->nij", v.flatten(1), v.flatten(1))
+        for v in fisher_vectors(outputs, "classification", None, reduction=reduction, counted=weights)
+    )
+    total = weights.sum() if reduction == "mean" else 1
+    for n in range(2):
+        torch.testing.assert_close(squares[n] * total, hessian[n, :, n], rtol=1e-10, atol=1e-14)
+        assert (hessian[n, :, n] - unweighted[n, :, n]).norm() > 0.1 * hessian[n, :, n].norm()
+
+
+def _weighted(sizes: tuple[int, ...], fisher: str = "exact", factor: float = 1.0) -> Factors:
+    """Factors of a batch in micro-batches, for class weights times a factor."""
+    model = net()
+    kfac = KFAC(model, KFACConfig(fisher=fisher, accumulation_steps=len(sizes)))
+    x, y = data("classification", 5, ignored=0.3)
+    weights = factor * WEIGHTS
+    total = weights[y[y != IGNORED]].sum()
+    for micro_x, micro_y in zip(x.split(sizes), y.split(sizes), strict=True):
+        outputs = outputs_of(model, micro_x, "classification")
+        share = float(weights[micro_y[micro_y != IGNORED]].sum() / total)
+        context = kfac.curvature(
+            outputs, "classification", share, targets=micro_y, ignore_index=IGNORED, class_weights=weights
+        )
+        with context:
+            (share * F.cross_entropy(outputs, micro_y, weights, ignore_index=IGNORED)).backward()
+    kfac.step()
+    return factors_of(kfac)
+
+
+@pytest.mark.parametrize("fisher", ["exact", "empirical"])
+def test_class_weights_do_not_depend_on_their_scale_or_on_how_a_batch_is_split(fisher):
+    whole = _weighted((5,), fisher)
+    for other in (_weighted((3, 2), fisher), _weighted((5,), fisher, 1e-3)):
+        for name, pair in whole.items():
+            torch.testing.assert_close(other[name], pair, rtol=1e-10, atol=1e-14)
+
+
+def test_class_weights_that_cannot_be_right_are_named():
+    kfac = KFAC(net())
+    outputs = torch.zeros(2, CLASSES, requires_grad=True)
+    labels = torch.zeros(2, dtype=torch.long)
+    for kind, targets, weights, message in (
+        ("classification", None, WEIGHTS, "targets=labels"),
+        ("classification", torch.zeros(2, CLASSES), WEIGHTS, "targets=labels"),
+        ("regression", torch.zeros(2, CLASSES), WEIGHTS, "classification with"),
+        ("classification", labels, WEIGHTS[:2], r"\(2,\).*each of the 3 classes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kfac.curvature(outputs, kind, targets=targets, class_weights=weights).__enter__()
+
+
 # ---------------------------------------------------------------------- misuse
 
 
@@ -281,9 +350,22 @@ def test_losses_that_do_not_fit_are_named():
     ):
         with pytest.raises(ValueError, match=message), kfac.curvature(*arguments):
             pass
-    targets = torch.zeros(2, TOKENS, dtype=torch.long)  # of outputs with classes last, which torch does not take either
-    with pytest.raises(ValueError, match=r"\(2, 4\) do not fit.*\(2, 4, 3\).*\(2, 3\)"):
-        kfac.curvature(outputs, "classification", targets=targets).__enter__()
+    labels, floats = torch.zeros(2, TOKENS, dtype=torch.long), torch.zeros(2, TOKENS, dtype=D)
+    moved = outputs.movedim(-1, 1)
+    for arguments, targets, message in (
+        ((outputs, "classification"), labels, r"\(2, 4\) do not fit.*\(2, 4, 3\): .*outputs\.movedim\(-1, 1\)"),
+        ((moved, "classification"), floats, r"targets\.long\(\)"),
+        ((moved, "classification"), moved.long(), r"targets\.float\(\)"),
+        ((moved, "classification"), labels[:1], r"\(1, 4\) do not fit.*pass targets of shape \(2, 4\)"),
+        ((moved[:, :1, 0], "regression"), floats[:, 0], r"\(2,\) do not fit.*\(2, 1\).*broadcast"),
+        ((outputs, "binary"), floats[..., None], r"\(2, 4, 1\) do not fit.*\(2, 4, 3\).*broadcast"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kfac.curvature(*arguments, targets=targets).__enter__()
+    images = torch.zeros(2, 3, 2, 2)
+    for targets in (images, images.flatten(1)):  # that are flattened for the context, or not
+        with kfac.curvature(images.flatten(1), "binary", targets=targets):
+            pass
 
 
 def test_some_passes_told_and_some_not_is_refused():
@@ -291,7 +373,7 @@ def test_some_passes_told_and_some_not_is_refused():
     kfac = KFAC(model, KFACConfig(accumulation_steps=2))
     x, y = data("classification", 4)
     passes(kfac, model, x, y, Loss("classification"), told=False)
-    with pytest.raises(RuntimeError, match="some of the step's backward passes"):
+    with pytest.raises(RuntimeError, match=r"outside `with kfac\.curvature"):
         passes(kfac, model, x, y, Loss("classification"))
 
 

@@ -125,7 +125,7 @@ def test_outputs_that_are_not_used_in_the_loss_count_as_unused():
 @pytest.mark.parametrize("how", ["retain_graph", "input gradient"])
 def test_a_second_gradient_for_one_output_is_refused(how):
     model = mlp()
-    KFAC(model)
+    _kfac = KFAC(model)
     x = X.clone().requires_grad_()
     loss = F.cross_entropy(model(x), Y)
     if how == "retain_graph":
@@ -189,7 +189,7 @@ def test_calls_with_different_batch_sizes_do_not_depend_on_their_order():
 @pytest.mark.parametrize("scaling", ["spdkfac", "kaisa"])
 def test_scalings_that_do_not_define_repeated_calls_refuse_them(scaling):
     model = Repeated().to(D)
-    KFAC(model, KFACConfig(scaling=scaling))
+    _kfac = KFAC(model, KFACConfig(scaling=scaling))
     with pytest.raises(RuntimeError, match=scaling):
         model(X, 2)
 

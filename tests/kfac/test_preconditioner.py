@@ -135,7 +135,7 @@ def test_ranks_that_disagree_are_told_so(what):
 
 def test_more_passes_than_declared_are_refused():
     model = make_model()
-    KFAC(model, KFACConfig())
+    _kfac = KFAC(model, KFACConfig())
     x, y = make_data(4, 0)
     F.cross_entropy(model(x), y).backward()
     with pytest.raises(RuntimeError, match="accumulation_steps=1"):
