@@ -8,11 +8,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from paper_figures import breakdown, iteration_time, measured_breakdown, measured_iteration_time, models_table
+from paper_figures import (
+    breakdown,
+    iteration_time,
+    measured_breakdown,
+    measured_iteration_time,
+    models_table,
+    placement_bounds,
+    scaling,
+)
 from paper_figures.item import Context
 
 ITEMS: dict[str, ModuleType] = {
-    item.NAME: item for item in (models_table, iteration_time, measured_iteration_time, breakdown, measured_breakdown)
+    item.NAME: item
+    for item in (
+        models_table,
+        iteration_time,
+        measured_iteration_time,
+        breakdown,
+        measured_breakdown,
+        placement_bounds,
+        scaling,
+    )
 }
 """Every table and figure by its name, in the order in which they are made."""
 MEASURED = (measured_iteration_time.NAME, measured_breakdown.NAME)

@@ -26,17 +26,17 @@ class ReadyTimes:
 
 def ready_times(model: ModelProfile, *, curvature: bool = True) -> ReadyTimes:
     """Ready times of one iteration in which nothing waits: forward with A, the loss, backward with G in front of each
-    layer's backward pass; without ``curvature`` there are no statistics to compute.
+    layer's backward pass; without ``curvature``, or for layers without factors, there are no statistics to compute.
     """
     now = 0.0
     a_s, g_s, gradient_s = [], [], []
     for layer in model.layers:
         now += layer.forward_s
-        now += layer.a_statistics_s if curvature else 0.0
+        now += layer.a_statistics_s if curvature and layer.has_factors else 0.0
         a_s.append(now)
     now += model.loss_s
     for layer in reversed(model.layers):
-        now += layer.g_statistics_s if curvature else 0.0
+        now += layer.g_statistics_s if curvature and layer.has_factors else 0.0
         g_s.append(now)
         now += layer.backward_s
         gradient_s.append(now)

@@ -1,8 +1,8 @@
 """A cluster's costs at another number of ranks, on paper: from one measured size to sizes that nobody measured.
 
-The usual start-up/bandwidth models of collectives (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005). Bandwidth: each
-element of an all-reduce crosses a rank's link ``2 (P - 1) / P`` times, each one of a pipelined broadcast or reduce once.
-Start-up: a ring passes ``P - 1`` neighbours, a tree ``log2(P)`` levels. Nodes with several ranks, congestion and
+The usual start-up/bandwidth models of collectives (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005). Bandwidth:
+each element of an all-reduce crosses a rank's link ``2 (P - 1) / P`` times, each one of a pipelined broadcast or reduce
+once. Start-up: a ring passes ``P - 1`` neighbours, a tree ``log2(P)`` levels. Nodes with several ranks, congestion and
 stragglers are not in it.
 """
 
@@ -17,7 +17,7 @@ from kfac.planning.costs import Cost, LinearCost
 from kfac.planning.profiles import ClusterProfile
 
 LATENCY: Mapping[str, Callable[[int], float]] = {
-    "tree": lambda ranks: math.log2(ranks),
+    "tree": math.log2,
     "ring": lambda ranks: ranks - 1.0,
 }
 """How the start-up time of a collective grows with the ranks, up to a constant factor."""

@@ -23,6 +23,8 @@ FILES = {
     "measured_iteration_time": (".md", ".tex", ".csv"),
     "breakdown": (".pdf", ".png"),
     "measured_breakdown": (".pdf", ".png"),
+    "placement_bounds": (".pdf", ".png"),
+    "scaling": (".pdf", ".png"),
 }
 
 

@@ -22,13 +22,14 @@ def ready_s(model):
     for k, layer in enumerate(layer for layer in model.layers if layer.has_factors):
         index[layer.name] = k
     for layer in model.layers:
-        now += layer.forward_s + layer.a_statistics_s
+        now += layer.forward_s
         if layer.has_factors:
+            now += layer.a_statistics_s
             found["A", 2 * index[layer.name]] = now
     now += model.loss_s
     for k, layer in reversed(list(enumerate(model.layers))):
-        now += layer.g_statistics_s
         if layer.has_factors:
+            now += layer.g_statistics_s
             found["G", 2 * index[layer.name] + 1] = now
         now += layer.backward_s
         found["gradient", k] = now

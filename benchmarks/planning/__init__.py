@@ -1,0 +1,1 @@
+"""How far plans are from proven bounds, and how they scale on paper: ``python -m benchmarks.planning``."""

@@ -1,0 +1,47 @@
+"""The bound on a whole iteration: below every plan, near the best one."""
+
+import random
+
+import pytest
+
+from kfac.planning.iteration_bound import iteration_lower_bound_s, merged_family, message_families
+from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
+from kfac.schedules import NAMED_SCHEDULES, make_plan
+from kfac.simulation import simulated_iteration_s
+from tests.kfac.simulation.test_iteration import random_cluster, random_model, random_schedule
+
+
+def test_no_simulated_plan_ends_earlier():
+    dice = random.Random(1)
+    near = 0
+    for _ in range(80):
+        model, cluster = random_model(dice), random_cluster(dice, dice.randint(1, 5))
+        bound = iteration_lower_bound_s(model, cluster)
+        schedule = random_schedule(dice)
+        plan = make_plan(schedule, model, cluster)
+        seconds = simulated_iteration_s(plan, model, cluster)
+        assert not schedule.curvature or bound <= seconds * (1 + 1e-6)
+        near += bound > 0.8 * seconds
+    assert near > 20  # a bound of nothing is valid too
+
+
+@pytest.mark.parametrize("key", ["resnet50", "densenet201"])
+def test_auto_is_within_a_twentieth_of_it_on_the_papers_cluster(key):
+    model, cluster = load_shipped_model(key), load_shipped_cluster("paper64")
+    bound = iteration_lower_bound_s(model, cluster)
+    seconds = {
+        name: simulated_iteration_s(make_plan(name, model, cluster), model, cluster) for name in ("auto", "dkfac")
+    }
+    assert bound <= seconds["auto"] <= 1.05 * bound
+    assert seconds["dkfac"] > 1.3 * bound
+
+
+def test_families_are_what_plans_carry():
+    model, cluster = load_shipped_model("resnet50"), load_shipped_cluster("paper64")
+    families = message_families(model)
+    for kind, family in families.items():
+        plan = make_plan(NAMED_SCHEDULES["spdkfac"], model, cluster)
+        assert sum(family.elements) == sum(m.elements for m in plan.messages if m.kind == kind)
+    merged = merged_family(list(families.values()))
+    assert list(merged.ready_s) == sorted(merged.ready_s)
+    assert len(merged.elements) == sum(len(family.elements) for family in families.values())
