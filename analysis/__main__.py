@@ -20,13 +20,18 @@ examples:
   python -m analysis runs --baseline mpdkfac --intervals
   python -m analysis runs --model resnet20 --format csv > runs.csv
   python -m analysis timeline runs/single/RUN       exposed and hidden milliseconds per rank and kind
+  python -m analysis report runs/SWEEP              one HTML file and Markdown; --wandb: also in W&B
+  python -m analysis sync runs/SWEEP                upload to W&B, read back, compare
+  python -m analysis import TEAM/PROJECT            records of runs that are known only from W&B
 """
 
 
 def _runs_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m analysis",
-        usage="python -m analysis RUNS_DIR [RUNS_DIR ...] [options]\n       python -m analysis timeline RUN [options]",
+        usage="python -m analysis RUNS_DIR [RUNS_DIR ...] [options]\n"
+        "       python -m analysis timeline RUN [options]\n"
+        "       python -m analysis {report,sync,import} --help",
         description="Compare runs from their records: iteration times, speed-ups, breakdown, loss and accuracy.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -103,6 +108,10 @@ def _report_parser() -> argparse.ArgumentParser:
         "--baseline", default=BASELINE, metavar="SCHEDULE", help="what speed-ups are over (%(default)s)"
     )
     parser.add_argument("--output", type=Path, metavar="DIR", help="where to write (the first RUNS_DIR)")
+    parser.add_argument("--wandb", action="store_true", help="also save a report and a workspace in W&B (after sync)")
+    parser.add_argument("--project", help="the W&B project, by default the runs' own")
+    parser.add_argument("--entity", help="the W&B user or team, by default the runs' own or yours")
+    parser.add_argument("--draft", action="store_true", help="save the W&B report as a draft that only you see")
     return parser
 
 
@@ -116,7 +125,61 @@ def _report(arguments: Sequence[str]) -> int:
         print(f"warning: {problem}", file=sys.stderr)
     for path in write_report(comparison, options.output or options.folders[0]):
         print(path)
+    if options.wandb:
+        try:
+            import wandb_workspaces  # noqa: F401
+        except ImportError as error:
+            raise ValueError("--wandb needs wandb and wandb-workspaces: pip install 'spdkfac[wandb]'") from error
+        from analysis.wandb_report import Place, save_report, save_workspace
+
+        os.environ.setdefault("WANDB_SILENT", "true")
+        place = Place.of(comparison, options.project, options.entity)
+        print(save_report(comparison, place, draft=options.draft))
+        print(save_workspace(comparison, place))
     return 0
+
+
+def _import_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis import",
+        description="Make records of runs that are known only from W&B: its offline files, or a project on a server.",
+    )
+    parser.add_argument(
+        "sources", nargs="+", metavar="SOURCE", help="a folder with offline-run-* folders, or ENTITY/PROJECT[/RUN]"
+    )
+    parser.add_argument(
+        "--into", type=Path, default=Path("runs/imported"), metavar="DIR", help="where to (%(default)s)"
+    )
+    parser.add_argument(
+        "--column", action="append", default=[], metavar="OURS=THEIRS", help="as in train.loss=loss/total (repeatable)"
+    )
+    parser.add_argument(
+        "--fact", action="append", default=[], metavar="NAME=VALUE", help="as in schedule=dkfac (repeatable)"
+    )
+    return parser
+
+
+def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    for text in texts:
+        if "=" not in text:
+            raise ValueError(f"{option} {text}: give NAME=VALUE")
+    return dict(text.split("=", 1) for text in texts)
+
+
+def _import(arguments: Sequence[str]) -> int:
+    from analysis.importing import from_api, from_offline, import_run
+
+    options = _import_parser().parse_args(arguments)
+    columns, facts = _pairs("--column", options.column), _pairs("--fact", options.fact)
+    status = 0
+    for source in options.sources:
+        for run in from_offline([Path(source)]) if Path(source).exists() else from_api(source):
+            try:
+                print(import_run(run, options.into, columns, facts))
+            except ValueError as error:
+                print(f"warning: {run.id} is left out: {error}", file=sys.stderr)
+                status = 1
+    return status
 
 
 def _sync_parser() -> argparse.ArgumentParser:
@@ -169,6 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _report(arguments[1:])
         if arguments[:1] == ["sync"]:
             return _sync(arguments[1:])
+        if arguments[:1] == ["import"]:
+            return _import(arguments[1:])
         return _show_runs(arguments)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

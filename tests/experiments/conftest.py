@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.wandb_server.fixtures import server, wandb_client
+
+__all__ = ["command", "server", "wandb_client"]
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("model=mlp", "model.hidden=[16]", "data.image_size=8", "tracking=none", "cluster=default", "optimizer.lr=0.02")
 """Overrides for runs that take as long as starting the processes does."""

@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = do_PUT = _serve  # noqa: N815
+    do_GET = do_POST = do_PUT = _serve
 
     def log_message(self, format, *arguments):
         pass

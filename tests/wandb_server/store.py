@@ -94,8 +94,8 @@ class Store:
                 "xxhashDigestsEnabled": False,
             },
             "organization": {"featureFlags": []},
-            "model": lambda v: self._model(v),
-            "project": lambda v: self._project(v),
+            "model": self._model,
+            "project": self._project,
             "clientIDMapping": None,
             "upsertBucket": self._upsert_bucket,
             "createRunFiles": self._create_run_files,
@@ -176,7 +176,7 @@ class Store:
             "sampledHistory": lambda v: self._sampled(run, v),
             "parquetHistory": lambda v: {
                 "parquetUrls": [],
-                "liveData": [{k: x for k, x in r.items()} for r in run.rows()],
+                "liveData": run.rows(),
             },
             "files": lambda v: connection(self._file_nodes(run, v)), "fileCount": len(run.files),
             "outputArtifacts": lambda v: connection(
@@ -286,10 +286,12 @@ class Store:
             "__typename": "ArtifactSequence", "id": f"s-{a.name}", "name": a.name, "project": project,
             "latestArtifact": None,
         }  # fmt: skip
+        alias = {"__typename": "ArtifactAlias", "id": "latest", "alias": "latest", "artifactCollection": sequence}
         manifest = f"{self.url}/blob/manifest/a-{a.number}/wandb_manifest.json"
         files = [
             {
-                "__typename": "File", "id": n, "name": n, "displayName": n, "sizeBytes": len(c), "digest": "", "md5": "", "mimetype": "",
+                "__typename": "File", "id": n, "name": n, "displayName": n,
+                "sizeBytes": len(c), "digest": "", "md5": "", "mimetype": "",
                 "updatedAt": CREATED, "storagePath": n, "url": None,
                 "directUrl": f"{self.url}/blob/artifact/a-{a.number}/{quote(n)}",
             }
@@ -301,9 +303,7 @@ class Store:
             "size": sum(map(len, a.files.values())), "fileCount": len(a.files), "commitHash": str(a.number),
             "createdAt": CREATED, "updatedAt": CREATED, "historyStep": None, "tags": [], "usedCount": 0,
             "artifactType": {"id": a.type, "name": a.type}, "artifactSequence": sequence,
-            "aliases": [{"__typename": "ArtifactAlias", "id": "latest", "alias": "latest", "artifactCollection": sequence,
-                         "artifactCollectionName": a.name}],
-            "artifactAliases": [{"__typename": "ArtifactAlias", "id": "latest", "alias": "latest", "artifactCollection": sequence}],
+            "aliases": [{**alias, "artifactCollectionName": a.name}], "artifactAliases": [alias],
             "currentManifest": {"id": "m", "digest": a.digest, "file": {"id": "mf", "directUrl": manifest}},
             "createdBy": {"__typename": "Run", "id": f"r-{a.run.number}", "name": a.run.name, "project": project},
             "artifactMemberships": connection([]), "files": connection(files), "name": f"{a.name}:v{a.version}",
