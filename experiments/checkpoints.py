@@ -8,15 +8,18 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from experiments.patience import patiently
 from experiments.records import write_json
 from kfac.communication import Communicator
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 COMMIT = "commit.json"
@@ -34,10 +37,12 @@ class Checkpoints:
         folder: on a file system that all ranks see.
         communicator: the ranks.
         keep: how many stay.
+        patience_s: for how long a file system that is away or full is waited for.
     """
 
-    def __init__(self, folder: Path, communicator: Communicator, keep: int = 2) -> None:
+    def __init__(self, folder: Path, communicator: Communicator, keep: int = 2, patience_s: float = 0.0) -> None:
         self.folder = folder
+        self._patience_s = patience_s
         self._communicator = communicator
         self._keep = keep
 
@@ -64,16 +69,17 @@ class Checkpoints:
         if rank == 0:
             # Left over from a run that was killed while it saved: its files would not match the new ones.
             shutil.rmtree(target, ignore_errors=True)
-            target.mkdir(parents=True)
+            self._patiently(lambda: self._make(target))
         self._communicator.barrier()
-        digests = {f"rank{rank}.pt": _save_and_digest(target / f"rank{rank}.pt", own)}
+        digests = {f"rank{rank}.pt": self._save_and_digest(target / f"rank{rank}.pt", own)}
         if rank == 0:
-            digests[SHARED] = _save_and_digest(target / SHARED, shared)
+            digests[SHARED] = self._save_and_digest(target / SHARED, shared)
         everyone = self._communicator.all_gather_object(digests)
         if rank == 0:
             files = {name: digest for part in everyone for name, digest in part.items()}
             world_size = self._communicator.world_size
-            write_json(target / COMMIT, {"iteration": iteration, "world_size": world_size, "files": files})
+            commit = {"iteration": iteration, "world_size": world_size, "files": files}
+            self._patiently(lambda: write_json(target / COMMIT, commit))
             # A later one was left out when the run was continued from an earlier one, or from its beginning.
             there = self._committed()
             later = [path for path in there if _iteration(path) > iteration]
@@ -107,6 +113,21 @@ class Checkpoints:
     def remove(self) -> None:
         """Delete all of them."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _save_and_digest(self, path: Path, state: dict[str, Any]) -> str:
+        def save() -> str:
+            save_tensors(path, state)
+            return _digest(path)
+
+        return self._patiently(save)
+
+    def _make(self, target: Path) -> None:
+        """No folder above the checkpoints': where a file system is away, that would be made in its place."""
+        self.folder.mkdir(exist_ok=True)
+        target.mkdir(exist_ok=True)
+
+    def _patiently(self, action: Callable[[], T]) -> T:
+        return patiently(action, "saving a checkpoint", self._patience_s)
 
     def _committed(self) -> list[Path]:
         found = (path.parent for path in self.folder.glob(f"iter*/{COMMIT}"))
@@ -159,11 +180,6 @@ def save_tensors(path: Path, state: dict[str, Any]) -> None:
 
 def _iteration(path: Path) -> int:
     return int(path.name.removeprefix("iter"))
-
-
-def _save_and_digest(path: Path, state: dict[str, Any]) -> str:
-    save_tensors(path, state)
-    return _digest(path)
 
 
 def _digest(path: Path) -> str:

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import hydra
@@ -21,6 +21,7 @@ from experiments.interrupts import restore_interrupts
 from experiments.settings import ConfigError
 
 CONFIG_SOURCE = "pkg://experiments.conf"
+DRY_RUN = "--dry-run"
 USAGE_ERROR = 2
 FAILED = 1
 INTERRUPTED = 130
@@ -49,6 +50,8 @@ def run_command(name: str, task: Callable[[DictConfig], Any], check: Callable[[d
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         restore_interrupts()
+        if DRY_RUN in sys.argv and name == "train":
+            sys.argv = as_dry_run(sys.argv)
         check_arguments(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=CONFIG_SOURCE, config_name=name)(command)()
     except _MISTAKES as error:
@@ -62,6 +65,13 @@ def run_command(name: str, task: Callable[[DictConfig], Any], check: Callable[[d
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     sys.exit(FAILED if command.failures else 0)
+
+
+def as_dry_run(argv: Sequence[str]) -> list[str]:
+    """The command line with ``--dry-run`` in Hydra's words: a sweep, also of one run, that is only shown."""
+    rest = [argument for argument in argv if argument != DRY_RUN]
+    multirun = [] if {"-m", "--multirun"} & set(rest) else ["-m"]
+    return [*rest[:1], *multirun, *rest[1:], "++site.dry_run=true"]
 
 
 class _Command:
@@ -118,10 +128,12 @@ class CheckSweep(Callback):
         self.command = command
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Exit with one line if a launcher was chosen that a single run would leave out."""
-        target = str(config.hydra.launcher._target_)
-        if not target.endswith(".BasicLauncher"):
-            chosen = config.hydra.runtime.choices.get("hydra/launcher")
+        """Exit with one line if a place or launcher was chosen that a single run would leave out."""
+        choices = config.hydra.runtime.choices
+        if (config.get("site") or {}).get("scheduler") == "slurm":
+            _exit_with(self.command, ConfigError(f"site={choices.get('site')} takes sweeps, also of one run: add -m"))
+        if not str(config.hydra.launcher._target_).endswith((".BasicLauncher", ".SweepLauncher")):
+            chosen = choices.get("hydra/launcher")
             _exit_with(self.command, ConfigError(f"hydra/launcher={chosen} starts sweeps: add -m"))
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
@@ -172,8 +184,8 @@ def _unknown_key(name: str, key: str) -> str:
     if not isinstance(level, dict) or not level:
         level, group = known, ""
     names = [other for other in level if other != "_target_"]
-    if group == "hydra.launcher" and not names:
-        return f"unknown key {key}: choose hydra/launcher=slurm, which has such keys"
+    if key.startswith("hydra.launcher.") or (key.startswith("site.") and "site" not in known):
+        return f"unknown key {key}: choose site=slurm, local or your own, which have such keys (site.KEY)"
     near = [f"{group}.{other}" if group else other for other in difflib.get_close_matches(leaf, names, 1)]
     same = [other for other in flat if other.split(".")[-1] == leaf]
     similar = near if group.startswith("hydra") else same or near or difflib.get_close_matches(key, flat, 1)

@@ -41,13 +41,15 @@ class RankFailure:
     traceback: str = ""
     mistake: str = ""
     """What the user must change (one line), where that was the reason; the traceback is of no use then."""
+    type: str = ""
+    """Of the exception, where it was one."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.message}" + (f"\n{self.traceback.rstrip()}" if self.traceback else "")
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return {"rank": self.rank, "message": self.message, "traceback": self.traceback}
+        return {"rank": self.rank, "type": self.type, "message": self.message, "traceback": self.traceback}
 
 
 class LaunchError(RuntimeError):
@@ -206,7 +208,7 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]], folder: Path, l
         first = min(errors, key=lambda error: error["time"])
         message = f"failed: {first['type']}: {first['message']}"
         mistake = " ".join(first["message"].split()) if first["type"] == ConfigError.__name__ else ""
-        return RankFailure(first["rank"], message, first["traceback"], mistake)
+        return RankFailure(first["rank"], message, first["traceback"], mistake, first["type"])
     rank = next(r for r, code in enumerate(codes) if code)
     return RankFailure(rank, f"ended with exit code {codes[rank]}", _tail(log_folder, rank))
 

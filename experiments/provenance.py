@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import re
@@ -35,6 +37,8 @@ RECORDED = re.compile(
 """The environment variables that are recorded: what can change a run's numbers or times (threads, kernels, devices,
 communication, the job), nothing about the person who started it. Of those whose name says that they are secret
 (:data:`experiments.redaction.SECRET`) the value is not."""
+SNAPSHOT = "snapshot.json"
+"""Beside the packages of a copy of the code (``slurm.snapshot``): which commit it is of, and the patch."""
 URL_LOGIN = re.compile(r"(\w+://)[^/\s@]+@")
 """A user and password inside an address."""
 
@@ -46,9 +50,14 @@ def code_identity(package: Path | None = None) -> tuple[dict[str, Any], str]:
         package: a folder inside the checkout; by default this package's.
 
     Returns:
-        ``{"commit", "dirty"}`` and the patch in a git checkout, ``{"version"}`` and an empty patch otherwise.
+        ``{"commit", "dirty"}`` and the patch in a git checkout (or a snapshot of one), ``{"version"}`` and an empty
+        patch otherwise.
     """
     package = package or Path(__file__).parent
+    snapshot = package.parent / SNAPSHOT
+    if snapshot.is_file():
+        data = json.loads(snapshot.read_text())
+        return data["identity"], data["patch"]
     root = _git(package, "rev-parse", "--show-toplevel")
     commit = _git(package, "rev-parse", "HEAD")
     tracked = _git(package, "ls-files", "--", str(package))
@@ -59,6 +68,11 @@ def code_identity(package: Path | None = None) -> tuple[dict[str, Any], str]:
     for name in (_git(top, "ls-files", "--others", "--exclude-standard", "--", "*.py", "*.yaml") or "").splitlines():
         patch += _git(top, "diff", "--no-index", "--", os.devnull, name, accept=(0, 1)) or ""
     return {"commit": commit.strip(), "dirty": bool(patch)}, patch
+
+
+def patch_digest(patch: str) -> str:
+    """A short name of a patch, empty for none."""
+    return hashlib.sha256(patch.encode()).hexdigest()[:12] if patch else ""
 
 
 def environment_facts(environ: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.rendezvous import START_TIMEOUT_S, meeting_address
 from experiments.settings import ConfigError
 
 PR_SET_PDEATHSIG = 1
@@ -23,7 +24,7 @@ class Rank:
     Args:
         rank, world_size: of the run.
         local_rank: on this machine.
-        init_method: how the ranks find each other: ``file:///path`` or ``tcp://host:port``.
+        init_method: how the ranks find each other: ``file:///path``, ``tcp://host:port`` or ``spdkfac:///path``.
         local_size: how many ranks see the same devices as this one; 1 where a launcher may have split them.
     """
 
@@ -34,17 +35,25 @@ class Rank:
     local_size: int = 1
 
 
-def rank_from_environment(environ: Mapping[str, str], world_size: int, folder: Path, restarts: int = 0) -> Rank | None:
+def rank_from_environment(
+    environ: Mapping[str, str],
+    world_size: int,
+    folder: Path,
+    *,
+    timeout_s: float = START_TIMEOUT_S,
+    interface: str | None = None,
+) -> Rank | None:
     """The rank that torchrun (``RANK``) or SLURM (``SLURM_PROCID``) gave this process; None if neither did.
 
-    The ranks of a SLURM job meet in a file in the run's folder, which all of them must see anyway (or at
-    ``MASTER_ADDR:MASTER_PORT``, where these are set): no port to collide, no name to resolve.
+    The ranks of a SLURM job meet through a file in the run's folder, which all of them must see anyway (or at
+    ``MASTER_ADDR:MASTER_PORT``, where these are set): see :mod:`experiments.rendezvous`.
 
     Args:
         environ: environment variables.
         world_size: the configured number of ranks.
-        folder: the run's directory.
-        restarts: how often SLURM has restarted the job's run, to meet in a fresh file.
+        folder: the run's directory, or another that all ranks see.
+        timeout_s: how long ranks of a SLURM job wait for each other.
+        interface: the network interface that they use; None: one on which rank 0 can be reached.
 
     Raises:
         ConfigError: if the launcher started another number of ranks than configured, or gave half of what is needed.
@@ -62,8 +71,8 @@ def rank_from_environment(environ: Mapping[str, str], world_size: int, folder: P
         method = f"tcp://{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
     elif launcher == "SLURM":
         job = [environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
-        folder.mkdir(parents=True, exist_ok=True)  # torch would wait for a folder that is not there
-        method = f"file://{folder.resolve()}/.rendezvous.{'.'.join(job)}.{restarts}"
+        folder.mkdir(parents=True, exist_ok=True)
+        method = meeting_address(folder.resolve() / f".rendezvous.{'.'.join(job)}", timeout_s, interface)
     else:
         raise ConfigError("RANK is set, but MASTER_ADDR and MASTER_PORT are not: start with torchrun, or unset RANK")
     return Rank(rank=rank, world_size=started, local_rank=local_rank, init_method=method)

@@ -9,35 +9,33 @@ metrics is replaced as a whole, so that a reader never sees half of one.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import re
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from experiments.provenance import code_identity, environment_facts
+from experiments.locks import LOCK, RecordInUseError, is_at, job_facts, take_lock
+from experiments.patience import patiently
+from experiments.provenance import code_identity, environment_facts, patch_digest
 from experiments.redaction import redact
+from experiments.rows import last_rows, read_rows, read_whole_rows
 
 logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 RUNNING, FINISHED, FAILED, INTERRUPTED = "running", "finished", "failed", "interrupted"
-KEPT = (".lock", ".rendezvous", "rendezvous")
+KEPT = (LOCK, ".rendezvous", "rendezvous")
 """Beginnings of the names of files that starting over leaves alone."""
 STATUSES = (RUNNING, FINISHED, FAILED, INTERRUPTED)
 FOLDERS = ("timelines", "checkpoint", "logs", "wandb")
 _TIMELINE = re.compile(r"iter(\d+)\.rank(\d+)\.json")
-
-
-class RecordInUseError(RuntimeError):
-    """Another process is writing this record."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -64,53 +62,6 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(data, indent=1) + "\n")
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a metrics file; a last row that was cut off by a crash is left out.
-
-    Raises:
-        ValueError: for a damaged row in the middle, naming file and line.
-    """
-    for number, line in enumerate(_whole_lines(path), start=1):
-        try:
-            yield _row(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}, is damaged: {error}") from error
-
-
-def read_whole_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file without the damaged ones, which one warning names."""
-    rows, damaged = [], []
-    for number, line in enumerate(_whole_lines(path), start=1):
-        try:
-            rows.append(_row(line))
-        except ValueError:
-            damaged.append(number)
-    if damaged:
-        logger.warning("%s: damaged rows are left out, line %s", path, ", ".join(map(str, damaged)))
-    return rows
-
-
-def _whole_lines(path: Path) -> list[bytes]:
-    """A complete row ends with a newline."""
-    try:
-        return path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-
-
-def _row(line: bytes) -> dict[str, Any]:
-    row = json.loads(line.decode())
-    if not isinstance(row, dict) or not isinstance(row.get("kind"), str) or type(row.get("iter")) is not int:
-        raise ValueError("a row without kind or iter")
-    return row
-
-
-def last_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per kind and iteration, the last one written (a resumed run repeats some), in order of iteration."""
-    last = {(row["kind"], row["iter"]): row for row in rows}
-    return [last[key] for key in sorted(last, key=lambda key: (key[1], key[0] == "eval"))]
-
-
 class RunRecord:
     """A run's directory.
 
@@ -124,6 +75,8 @@ class RunRecord:
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
         self.path = path
         self.head = head
+        self.patience_s = 0.0
+        """For how long a file system that is away or full is waited for (:mod:`experiments.patience`)."""
         self._metrics: IO[str] | None = None
         self._lock: IO[str] | None = None
 
@@ -153,7 +106,7 @@ class RunRecord:
             ValueError: if the directory holds the record of another run, or something else.
         """
         path.mkdir(parents=True, exist_ok=True)
-        lock = _lock(path)
+        lock = take_lock(path)
         try:
             if rerun:
                 _empty(path)
@@ -213,6 +166,7 @@ class RunRecord:
             Whether the code is the same as in the segment before.
         """
         code, patch = code_identity()
+        facts = {"patch": patch_digest(patch), **job_facts(), **facts}
         before = self.head["segments"][-1].get("code") if self.head["segments"] else None
         previous = self.path / "code.diff"
         old = previous.read_bytes() if previous.exists() else b""
@@ -237,15 +191,30 @@ class RunRecord:
         if status not in STATUSES[1:]:
             raise ValueError(f"status {status!r} is not one of: {', '.join(STATUSES[1:])}")
         moment = now()
+        with suppress(ValueError):  # what another process has noted meanwhile stays
+            self.head = {**RunRecord.load(self.path).head, **self.head}
         if self.head["segments"]:
             self.head["segments"][-1] |= {"end": moment, "end_reason": status}
         self.head |= {"status": status, "error": dict(error) if error else None}
         self.head["finished"] = moment if status == FINISHED else None
         self._write_head()
 
+    def note(self, **facts: Any) -> None:
+        """Add facts to ``run.json``, as ``iterations``, how many the run has."""
+        self.head |= facts
+        self._write_head()
+
+    def check_ours(self) -> None:
+        """Raise RecordInUseError if a later start of the same job has taken the record over.
+
+        That happens where SLURM took a node for dead and started the job again while the first copy lived on.
+        """
+        if self._lock is not None and not is_at(self._lock, self.path / LOCK):
+            raise RecordInUseError(f"{self.path} is continued by a later start of this job: this one ends")
+
     def write(self, name: str, data: Any) -> None:
         """Replace one of the record's JSON files."""
-        write_json(self.path / name, data)
+        patiently(lambda: self._replace(name, data), f"writing {name}", self.patience_s)
 
     def read(self, name: str) -> Any:
         """The content of one of the record's JSON files, or None."""
@@ -254,15 +223,14 @@ class RunRecord:
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Append a metrics row with at least ``kind`` (``train`` or ``eval``) and ``iter``; it is flushed at once."""
-        if self._metrics is None:
-            self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
-        self._metrics.write(json.dumps(dict(row)) + "\n")
-        self._metrics.flush()
+        line = json.dumps(dict(row)) + "\n"
+        patiently(lambda: self._append(line), "writing metrics", self.patience_s)
 
     def sync(self) -> None:
         """Have the rows so far outlive a crash of the machine: before a checkpoint that builds on them."""
         if self._metrics is not None:
-            os.fsync(self._metrics.fileno())
+            number = self._metrics.fileno()
+            patiently(lambda: os.fsync(number), "writing metrics", self.patience_s)
 
     def rows(self) -> list[dict[str, Any]]:
         """The metrics, one row per kind and iteration.
@@ -302,14 +270,29 @@ class RunRecord:
         for folder in (self.path / name for name in FOLDERS):
             if folder.exists() and not folder.is_dir():
                 raise ValueError(f"{folder} is no folder: remove it")
+        _keep_whole_rows(self.path / "metrics.jsonl")
+
+    def _replace(self, name: str, data: Any) -> None:
+        self.path.stat()  # where the file system is away, no folder is made in its place
+        write_json(self.path / name, data)
+
+    def _append(self, line: str) -> None:
+        """Add a line to the metrics; after a failure the file is opened anew, and what was written of it removed."""
         path = self.path / "metrics.jsonl"
-        if path.exists():
-            text = "".join(json.dumps(row) + "\n" for row in read_whole_rows(path))
-            if text.encode() != path.read_bytes():
-                write_text(path, text)
+        if self._metrics is None:
+            _keep_whole_rows(path)
+            self._metrics = path.open("a", encoding="utf-8")
+        try:
+            self._metrics.write(line)
+            self._metrics.flush()
+        except OSError:
+            with suppress(OSError):
+                self._metrics.close()
+            self._metrics = None
+            raise
 
     def _write_head(self) -> None:
-        write_json(self.path / "run.json", self.head)
+        self.write("run.json", self.head)
 
 
 def find_records(root: Path) -> list[RunRecord]:
@@ -333,22 +316,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _lock(path: Path) -> IO[str]:
-    """An exclusive lock that the kernel releases when its process ends, however that comes about."""
-    file = (path / ".lock").open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip()
-        file.close()
-        raise RecordInUseError(f"{path} is being written by {holder or 'another process'}") from None
-    except OSError:  # a file system without locks
-        return file
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
-    return file
+def _keep_whole_rows(path: Path) -> None:
+    if path.exists():
+        text = "".join(json.dumps(row) + "\n" for row in read_whole_rows(path))
+        if text.encode() != path.read_bytes():
+            write_text(path, text)
 
 
 def _empty(path: Path) -> None:

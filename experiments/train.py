@@ -21,8 +21,9 @@ from experiments.command import RunFailedError, plain, run_command
 from experiments.config import TrainConfig
 from experiments.devices import choose_device
 from experiments.launch import LaunchError, launch
-from experiments.ranks import Rank, rank_from_environment
-from experiments.records import FAILED, FINISHED, INTERRUPTED, RUNNING, RecordInUseError, RunRecord
+from experiments.locks import RecordInUseError, job_facts
+from experiments.ranks import Rank, StopRequest, rank_from_environment
+from experiments.records import FAILED, FINISHED, INTERRUPTED, RUNNING, RunRecord
 from experiments.settings import ConfigError
 
 logger = logging.getLogger("experiments.train")  # also where this module runs as __main__
@@ -49,8 +50,7 @@ def run(settings: DictConfig) -> str:
         status = run_here(config)
     else:
         config.record_path.mkdir(parents=True, exist_ok=True)  # the ranks may meet there
-        place = {"rank": rank.rank, "world_size": rank.world_size, "local_rank": rank.local_rank}
-        status = run_rank(config.to_dict(), init_method=rank.init_method, **place)
+        status = run_rank(config.to_dict(), rank)
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     return status
@@ -109,13 +109,13 @@ def run_launched(payload: Mapping[str, Any], rank: Rank) -> str:
     return train(TrainConfig.from_dict(payload["config"]), rank, lambda _: RunRecord.load(path))
 
 
-def run_rank(config: Mapping[str, Any], *, rank: int, world_size: int, init_method: str, local_rank: int = 0) -> str:
+def run_rank(config: Mapping[str, Any], me: Rank, stop: StopRequest | None = None) -> str:
     """One rank that something else started (torchrun, SLURM): rank 0 keeps the record.
 
     Args:
         config: the resolved configuration, as plain data.
-        rank, world_size, local_rank: of this process.
-        init_method: where the ranks meet, ``file:///path`` or ``tcp://host:port``.
+        me: this process.
+        stop: listens for signals already; None: from now on.
 
     Returns:
         ``finished``, or ``interrupted`` where SIGTERM or SIGUSR2 asked for it, with a checkpoint of all ranks.
@@ -123,8 +123,7 @@ def run_rank(config: Mapping[str, Any], *, rank: int, world_size: int, init_meth
     from experiments.training import train
 
     settings = TrainConfig.from_dict(config)
-    set_up_logging(rank)
-    me = Rank(rank=rank, world_size=world_size, local_rank=local_rank, init_method=init_method)
+    set_up_logging(me.rank)
     record: RunRecord | None = None
 
     def open_record(is_first: bool) -> RunRecord | None:
@@ -136,11 +135,11 @@ def run_rank(config: Mapping[str, Any], *, rank: int, world_size: int, init_meth
         return None if record.status == FINISHED else record
 
     try:
-        status = train(settings, me, open_record)
+        status = train(settings, me, open_record, stop)
     except Exception as error:
-        _note_failure(settings.record_path, rank, error)
+        _note_failure(settings.record_path, me.rank, error)
         raise
-    if rank == 0 and record is not None:
+    if me.rank == 0 and record is not None:
         end(record, status)
         record.close()
     return status
@@ -170,7 +169,7 @@ def begin(config: TrainConfig) -> RunRecord | None:
         return None
     going_on = bool(record.head["segments"])
     try:
-        same = record.begin_segment(restart=os.environ.get("SLURM_RESTART_COUNT"))
+        same = record.begin_segment()
     except OSError as error:
         record.close()
         raise ConfigError(f"runs={config.runs}: the record in {path} cannot be written: {error}") from error
@@ -227,10 +226,13 @@ def _note_failure(path: Path, rank: int, error: Exception) -> None:
         record = RunRecord.load(path)
     except ValueError:
         return
-    if record.status == RUNNING:
+    facts = job_facts()
+    mine = facts == {name: record.head["segments"][-1].get(name) for name in facts}  # not of a later start of the job
+    if record.status == RUNNING and mine:
         text = "".join(traceback.format_exception(error))
         message = f"failed: {type(error).__name__}: {error}"
-        _end_segment(record, FAILED, {"rank": rank, "message": message, "traceback": text})
+        facts = {"rank": rank, "type": type(error).__name__, "message": message, "traceback": text}
+        _end_segment(record, FAILED, facts)
 
 
 def _end_segment(record: RunRecord, status: str, error: Mapping[str, Any] | None = None) -> None:

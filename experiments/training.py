@@ -20,8 +20,10 @@ from experiments.data import Batch, load_data
 from experiments.learning_rate import learning_rate
 from experiments.measure import measure
 from experiments.objectives import objective_of
+from experiments.patience import PATIENCE_S, patiently
 from experiments.ranks import Rank, StopRequest
 from experiments.records import FAILED, FINISHED, INTERRUPTED, RunRecord
+from experiments.rendezvous import register
 from experiments.settings import ConfigError
 from experiments.sharding import Shards, derive_seed
 from experiments.summary import describe_metric, merged_timelines, render_timelines, summarise
@@ -31,8 +33,13 @@ from kfac.planning import ClusterProfile, ModelProfile
 
 logger = logging.getLogger(__name__)
 
+LONGEST_WAIT_S = 5.0
+"""The ranks agree on whether to stop at least as often as this, as far as iterations are not longer."""
 
-def train(config: TrainConfig, rank: Rank, open_record: Callable[[bool], RunRecord | None]) -> str:
+
+def train(
+    config: TrainConfig, rank: Rank, open_record: Callable[[bool], RunRecord | None], stop: StopRequest | None = None
+) -> str:
     """Train as one rank until the end, or until a signal asks to stop; collective.
 
     Args:
@@ -40,11 +47,13 @@ def train(config: TrainConfig, rank: Rank, open_record: Callable[[bool], RunReco
         rank: this process.
         open_record: gives the run's record, or None if the run has finished before; called with True on rank 0 and,
             after that, with False on the others. Rank 0 writes the record, every rank adds its timelines.
+        stop: listens for signals already; None: from now on.
 
     Returns:
         ``finished`` or ``interrupted`` (with a checkpoint of all ranks at the same iteration).
     """
-    stop = StopRequest().listen()
+    stop = stop or StopRequest().listen()
+    register()
     site = Site.enter(config, rank)
     try:
         record = _open_everywhere(site, open_record)
@@ -98,7 +107,10 @@ class Training:
         self.recorded = config.timeline.chosen(self.iterations)
         self.clock = IterationClock(site.device)
         self.pending: list[tuple[int, float, Tensor, Tensor]] = []
-        self.checkpoints = Checkpoints(record.path / "checkpoint", site.communicator, config.checkpoint.keep)
+        record.patience_s = PATIENCE_S
+        folder = record.path / "checkpoint"
+        self.checkpoints = Checkpoints(folder, site.communicator, config.checkpoint.keep, PATIENCE_S)
+        self.report_every = config.progress
 
     def run(self) -> str:
         """Everything: profiles, training from the last checkpoint on, evaluation, summary."""
@@ -191,6 +203,7 @@ class Training:
             if self.rank == 0:
                 logger.info("continuing from the checkpoint before iteration %d", start)
         if self.rank == 0:
+            self.record.note(iterations=self.iterations)
             self.record.write("plan.json", self.learner.preconditioner.plan.to_dict())
         return start
 
@@ -222,7 +235,7 @@ class Training:
             last = done == self.iterations
             saves = config.checkpoint.every is not None and done % config.checkpoint.every == 0
             evaluates = self._evaluates(done)
-            if not (last or saves or evaluates or done % config.progress == 0):
+            if not (last or saves or evaluates or done % self.report_every == 0):
                 continue
             stopping = self._report(done) and not last
             if evaluates:
@@ -252,8 +265,9 @@ class Training:
         self.pending.append((iteration, lr, loss, metric))
         if records:
             path = self.record.timeline_path(iteration, self.rank)
-            path.parent.mkdir(exist_ok=True)
-            recorder.stop().to_chrome_trace(path)
+            patiently(lambda: path.parent.mkdir(exist_ok=True), "writing a timeline")
+            timeline = recorder.stop()
+            patiently(lambda: timeline.to_chrome_trace(path), "writing a timeline")
             self.site.communicator.barrier()
 
     def _report(self, done: int) -> bool:
@@ -261,10 +275,13 @@ class Training:
         pending, self.pending = self.pending, []
         seconds = self.clock.drain()
         numbers = torch.stack([torch.stack((loss.double(), metric.double())) for _, _, loss, metric in pending]).cpu()
-        asked = torch.tensor([[float(self.stop.asked), 0.0]], dtype=torch.float64)
+        asked = torch.tensor([[float(self.stop.asked), statistics.fmean(seconds)]], dtype=torch.float64)
         *averages, total = sum_over_ranks(torch.cat((numbers, asked)), self.site).div(self.world_size).tolist()
         stopping = bool(total[0] > 0)
+        # Whoever asks a run of slow iterations to stop has an answer within seconds too.
+        self.report_every = max(1, min(self.config.progress, int(LONGEST_WAIT_S / max(total[1], 1e-9))))
         if self.rank == 0:
+            self.record.check_ours()
             for (iteration, lr, _, _), (loss, metric), iteration_s in zip(pending, averages, seconds, strict=True):
                 row = {"kind": "train", "iter": iteration, "epoch": self._epoch(iteration + 1), "loss": loss}
                 self._log({**row, self.objective.metric: metric, "lr": lr, "iteration_s": iteration_s})
@@ -330,7 +347,8 @@ class Training:
 
     def _conclude(self) -> None:
         """What a finished run leaves, in place of its checkpoints: the model, the summary, the pictures."""
-        save_tensors(self.record.path / "model.pt", self.learner.model.state_dict())
+        state = self.learner.model.state_dict()
+        patiently(lambda: save_tensors(self.record.path / "model.pt", state), "saving the model")
         try:
             timelines = merged_timelines(self.record)
             summary = summarise(self.record, self.config.warmup, timelines)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+INTERRUPTED = 75
+"""The exit status of a run that was asked to stop and can be continued (sysexits.h: EX_TEMPFAIL)."""
 
 
 @dataclass(frozen=True)
@@ -15,31 +19,41 @@ class TrainingJob:
 
     ``config`` is plain resolved data: nothing is composed again on the node, so that files edited while the job waits
     do not change it. An exception leaves the process with a non-zero exit status, which SLURM shows as FAILED. The
-    ranks meet in a file in ``meeting_folder``, which all nodes must see.
+    ranks meet through a file in ``meeting_folder``, which all nodes must see.
     """
 
     config: Mapping[str, Any]
     meeting_folder: str
+    interface: str | None
+    start_timeout_s: float
 
     def __call__(self) -> None:
         """Train as the rank that SLURM's variables name."""
+        from experiments.ranks import StopRequest, rank_from_environment
+
+        stop = StopRequest().listen()  # instead of submitit's, which knows nothing of the other ranks
         from experiments.launch import THREAD_VARIABLES
-        from experiments.ranks import rank_from_environment
+        from experiments.settings import ConfigError
 
         os.environ |= dict.fromkeys(THREAD_VARIABLES, str(self.config["threads"]))  # read when torch is loaded
+        from experiments.records import INTERRUPTED as ASKED_TO_STOP
         from experiments.train import run_rank
 
         # Only SLURM's: what the submitting shell had of RANK or MASTER_ADDR is not about this job.
         variables = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
-        rank = rank_from_environment(variables, self.config["world_size"], Path(self.meeting_folder))
+        rank = rank_from_environment(
+            variables, self.config["world_size"], Path(self.meeting_folder), timeout_s=self.start_timeout_s,
+            interface=self.interface,
+        )  # fmt: skip
         if rank is None:
             raise RuntimeError("a TrainingJob runs under srun, but SLURM_PROCID is not set")
         # A requeued job continues what it began, also when it was asked to start over.
         first = variables.get("SLURM_RESTART_COUNT", "0") == "0"
-        run_rank(
-            {**self.config, "rerun": self.config["rerun"] and first},
-            rank=rank.rank,
-            world_size=rank.world_size,
-            init_method=rank.init_method,
-            local_rank=rank.local_rank,
-        )
+        try:
+            status = run_rank({**self.config, "rerun": self.config["rerun"] and first}, rank, stop)
+        except ConfigError as error:
+            print(f"error: {error}", file=sys.stderr)  # noqa: T201
+            sys.exit(2)
+        # Only rank 0, which ends last (it keeps the record): srun ends the others where one has failed.
+        if status == ASKED_TO_STOP and rank.rank == 0:
+            sys.exit(INTERRUPTED)

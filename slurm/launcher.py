@@ -1,74 +1,130 @@
-"""A sweep's runs as job arrays on SLURM, through submitit."""
+"""A sweep's runs handed over: as job arrays to SLURM, through submitit, or to this machine."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
-import json
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from slurm import manifest, queue
+from experiments.records import now
+from experiments.settings import ConfigError
+from slurm import local, manifest, queue
 from slurm.job import TrainingJob
 from slurm.manifest import Submission
-from slurm.resources import Resources
+from slurm.plan import Plan, Request, freeze, make_plan, present_code
+from slurm.site import SLURM, Site
+from slurm.snapshot import take_snapshot
 from slurm.status import RunStatus, error_output, sweep_status
 
-if TYPE_CHECKING:
-    from experiments.config import TrainConfig
-
-LOGS = ".slurm"
-LARGEST_ARRAY = 1000  # SLURM's default MaxArraySize is 1001
+LOGS = ".jobs"
+CODE_SHOWN = "CODE"  # in a plan's script: the snapshot is not taken yet
 
 
-@dataclass(frozen=True)
-class Request:
-    """One run of a sweep: its checked configuration, and the overrides that made it, for people."""
+def submit(sweep: Path, requests: Sequence[Request], *, asked: Sequence[str] = ()) -> list[Submission]:
+    """Hand over the runs that need it and note them in the manifest; what becomes of each run is told.
 
-    config: TrainConfig
-    overrides: tuple[str, ...]
+    Runs for SLURM are submitted, one array for all that ask for the same; runs for this machine are run, a few at a
+    time, and are over when this returns. The code that runs is a copy taken now.
 
-
-def submit(sweep: Path, requests: Sequence[Request], resources: Resources) -> list[Submission]:
-    """Submit the runs that need it, one array for all that ask for the same resources, and note them in the manifest.
-
-    Left out are runs whose record says finished (unless their configuration says ``rerun``), those that wait or run
-    already (two jobs must not write one record), and repetitions within the sweep.
+    Args:
+        sweep: its folder.
+        requests: the grid.
+        asked: the overrides of the whole grid, for people.
 
     Raises:
-        ConfigError: if ranks do not fit on nodes as ``resources`` say.
+        ConfigError: if ranks do not fit on nodes as the site says.
         slurm.queue.SlurmError: if SLURM is not to be reached from here, or refuses the job.
     """
     sweep = sweep.resolve()
-    layouts = [resources.submitit_parameters(request.config.world_size) for request in requests]
-    if not queue.available():
+    if any(request.site.scheduler == SLURM for request in requests) and not queue.available():
         raise queue.SlurmError(
             "SLURM's programs (sbatch, srun, squeue) are not on this machine: submit from a login node, or try "
-            "python -m slurm local-cluster up, or leave out hydra/launcher=slurm to run here"
+            "python -m slurm local-cluster up, or run here with site=local"
         )
-    sweep.mkdir(parents=True, exist_ok=True)
-    known = {row.run_id: row for row in sweep_status(sweep)}
-    groups: defaultdict[str, list[tuple[Request, dict[str, Any]]]] = defaultdict(list)
-    taken: set[str] = set()
-    for request, parameters in zip(requests, layouts, strict=True):
-        run_id = request.config.run_id
-        if why := _needless(request.config, known.get(run_id), run_id in taken):
-            say(f"skipped    {run_id}: {why}")
-            continue
-        taken.add(run_id)
-        groups[json.dumps(parameters, sort_keys=True)].append((request, parameters))
-    submissions = []
-    for members in groups.values():
-        for first in range(0, len(members), LARGEST_ARRAY):
-            chunk = members[first : first + LARGEST_ARRAY]
-            submissions += _submit_array(sweep, [request for request, _ in chunk], chunk[0][1])
-    return submissions
+    make_plan(requests, {}, same={})  # raises before anything is written
+    with _alone(sweep):
+        submissions, here = _hand_over(sweep, requests, asked)
+    if here:
+        local.run_all(sweep, here, max(request.site.parallel for request in requests))
+    return submissions + here
+
+
+@contextlib.contextmanager
+def _alone(sweep: Path) -> Iterator[None]:
+    """Two who submit the same sweep at once do it one after the other; the second finds the first one's jobs."""
+    (sweep / LOGS).mkdir(parents=True, exist_ok=True)
+    with (sweep / LOGS / "lock").open("w") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _hand_over(
+    sweep: Path, requests: Sequence[Request], asked: Sequence[str]
+) -> tuple[list[Submission], list[Submission]]:
+    """What was submitted to SLURM, and what is to run here."""
+    plan = plan_for(sweep, requests)
+    needed = {request.config.run_id for request in plan.runs}
+    for run_id, note in plan.notes.items():
+        if run_id not in needed:
+            say(f"skipped    {run_id}: {note}")
+    submissions: list[Submission] = []
+    here: list[Submission] = []
+    if plan.new:
+        dependencies = [_dependency(sweep, group[0].site) for group in plan.new]
+        code = take_snapshot(sweep / LOGS)
+        manifest.note_grid(sweep, overrides=list(asked), runs=len(requests), submitted=now(), code=code.name)
+        for group, dependency in zip(plan.new, dependencies, strict=True):
+            frozen = [freeze(request, sweep / LOGS / "inputs") for request in group]
+            if group[0].site.scheduler == SLURM:
+                submissions += _submit_array(sweep, frozen, code, dependency, plan)
+            else:
+                here += _note_local(sweep, frozen, code, plan)
+    return submissions, here
+
+
+def plan_for(sweep: Path, requests: Sequence[Request]) -> Plan:
+    """What handing over these runs would do."""
+    known = {row.run_id: row for row in sweep_status(sweep)} if sweep.is_dir() else {}
+    return make_plan(requests, known, same=present_code())
+
+
+def dry_run(sweep: Path, requests: Sequence[Request]) -> str:
+    """The plan as text, with each array's script; nothing is written or submitted."""
+    sweep = sweep.resolve()
+    plan = plan_for(sweep, requests)
+    texts = [plan.describe()]
+    for group in plan.new:
+        site, size = group[0].site, group[0].config.world_size
+        if site.scheduler == SLURM:
+            executor = _executor(sweep, site, size, CODE_SHOWN, _dependency(sweep, site), check=False)
+            if len(group) > 1:
+                executor.parameters["map_count"] = len(group)
+            texts.append(executor._make_submission_file_text(executor._submitit_command_str, ""))
+    return "\n\n".join(texts)
+
+
+def resubmit(sweep: Path, states: set[str]) -> list[Submission]:
+    """Hand over again the runs of a sweep that are in one of these states, as they were asked for, with today's code.
+
+    Raises:
+        slurm.queue.SlurmError: as :func:`submit`.
+    """
+    from experiments.config import TrainConfig
+
+    known = manifest.read(sweep).submissions
+    chosen = [known[row.run_id] for row in sweep_status(sweep) if row.state in states and row.run_id in known]
+    requests = [
+        Request(TrainConfig.from_dict({**s.config, "rerun": False}), Site.from_dict(s.site), s.overrides)
+        for s in chosen
+    ]
+    return submit(sweep, requests, asked=[f"again: {', '.join(sorted(states))}"]) if requests else []
 
 
 def wait(sweep: Path, submissions: Sequence[Submission], poll_s: float = 2.0) -> list[RunStatus]:
@@ -110,26 +166,30 @@ def say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
 
 
-def _needless(config: TrainConfig, row: RunStatus | None, repeated: bool) -> str:
-    if repeated:
-        return "the same run is in this sweep already"
-    if row is None:
-        return ""
-    if row.state == "finished" and not config.rerun:
-        return "finished (rerun=true starts it over)"
-    if row.job_id and not row.over:
-        return f"{row.state} as job {row.job_id}"
-    return ""
-
-
-def _submit_array(sweep: Path, requests: Sequence[Request], parameters: dict[str, Any]) -> list[Submission]:
+def _executor(sweep: Path, site: Site, size: int, code: str, dependency: str | None, *, check: bool = True) -> Any:
     import submitit
 
-    executor = submitit.SlurmExecutor(folder=sweep / LOGS / "%j")
+    class Unchecked(submitit.SlurmExecutor):  # type: ignore[misc]
+        @classmethod
+        def affinity(cls) -> int:
+            return 2  # a script can be shown where there is no SLURM
+
+    kind = submitit.SlurmExecutor if check else Unchecked
+    executor = kind(folder=sweep / LOGS / "%j", python=site.command)
+    parameters = site.submitit_parameters(size, sweep=str(sweep), code=code, dependency=dependency)
     executor.update_parameters(job_name=sweep.name, **parameters)
-    # The record's place must not depend on where the job starts.
-    configs = [replace(request.config, runs=str(Path(request.config.runs).resolve())) for request in requests]
-    work = [TrainingJob(config.to_dict(), str(sweep / LOGS)) for config in configs]
+    return executor
+
+
+def _submit_array(
+    sweep: Path, requests: Sequence[Request], code: Path, dependency: str | None, plan: Plan
+) -> list[Submission]:
+    import submitit
+
+    site, size = requests[0].site, requests[0].config.world_size
+    executor = _executor(sweep, site, size, str(code), dependency)
+    meeting = str(sweep / LOGS / "meetings" / uuid.uuid4().hex[:12])  # SLURM may count jobs from 1 again
+    work = [TrainingJob(r.config.to_dict(), meeting, site.interface, site.start_timeout_s) for r in requests]
     words = io.StringIO()
     try:
         # submitit prints what sbatch says of a failure, which is in its exception too.
@@ -138,22 +198,54 @@ def _submit_array(sweep: Path, requests: Sequence[Request], parameters: dict[str
     except submitit.core.utils.FailedJobError as error:
         raise queue.failure("sbatch", str(error)) from error
     sys.stderr.write(words.getvalue())
-    now = datetime.now(UTC).isoformat(timespec="seconds")
     submissions = [
-        Submission(
-            run_id=config.run_id,
-            job_id=job.job_id,
-            submitted=now,
-            overrides=request.overrides,
-            world_size=config.world_size,
-            resources=parameters,
-            logs=f"{LOGS}/{job.job_id}",
-        )
-        for config, job, request in zip(configs, jobs, requests, strict=True)
+        _submission(request, code, job.job_id, f"{LOGS}/{job.job_id}")
+        for request, job in zip(requests, jobs, strict=True)
+    ]
+    manifest.append(sweep, submissions)
+    nodes, _ = site.layout(size)
+    for submission in submissions:
+        note = plan.notes[submission.run_id]
+        where = f"{size} ranks on {nodes} node{'s' if nodes > 1 else ''}" + (f"; {note}" if note else "")
+        say(f"submitted  {submission.run_id} as job {submission.job_id} ({where})")
+    return submissions
+
+
+def _note_local(sweep: Path, requests: Sequence[Request], code: Path, plan: Plan) -> list[Submission]:
+    stamp = f"local.{int(time.time() * 1000):x}"
+    submissions = [
+        _submission(request, code, local.job_id(), f"{LOGS}/{stamp}.{number}")
+        for number, request in enumerate(requests)
     ]
     manifest.append(sweep, submissions)
     for submission in submissions:
-        nodes = parameters["nodes"]
-        where = f"{submission.world_size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
-        say(f"submitted  {submission.run_id} as job {submission.job_id} ({where})")
+        note = plan.notes[submission.run_id]
+        say(f"runs here  {submission.run_id} ({submission.world_size} ranks" + (f"; {note})" if note else ")"))
     return submissions
+
+
+def _submission(request: Request, code: Path, job_id: str, logs: str) -> Submission:
+    return Submission(
+        run_id=request.config.run_id,
+        job_id=job_id,
+        submitted=now(),
+        overrides=request.overrides,
+        config=request.config.to_dict(),
+        site=request.site.to_dict(),
+        code=str(code),
+        logs=logs,
+    )
+
+
+def _dependency(sweep: Path, site: Site) -> str | None:
+    """The jobs of the sweep that must have ended well before, as sbatch wants them; those that have need no mention."""
+    if site.after is None or site.scheduler != SLURM:
+        return None
+    other = next((path for path in (sweep.parent / site.after, Path(site.after)) if path.is_dir()), None)
+    if other is None:
+        raise ConfigError(f"site.after={site.after}: no such sweep in {sweep.parent}")
+    rows = sweep_status(other)
+    if bad := [row for row in rows if row.over and row.state != "finished"]:
+        raise ConfigError(f"site.after={site.after}: {bad[0].run_id} is {bad[0].state}")
+    jobs = sorted({row.job_id for row in rows if not row.over and row.job_id and not local.is_local(row.job_id)})
+    return "afterok:" + ":".join(jobs) if jobs else None

@@ -1,14 +1,19 @@
-"""What SLURM's controller knows of jobs; accounting (sacct), which many small clusters lack, is not asked."""
+"""The one place that talks to SLURM's programs about jobs.
+
+The controller (squeue) is asked first. Accounting (sacct), which many small clusters lack, is asked only for jobs that
+the controller has forgotten, and where it does not answer nothing is lost but the reason.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 TIMEOUT_S = 60.0
+IDS_PER_CALL = 2000
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 UNREACHABLE = (
     "Unable to contact slurm controller", "Could not establish a configuration source", "DNS SRV lookup failed",
@@ -40,7 +45,7 @@ def failure(program: str, output: str) -> SlurmError:
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job as squeue shows it: SLURM's long state name, why it waits (or ended so), and its nodes."""
+    """A job as SLURM shows it: its long state name, why it waits (or ended so), and its nodes."""
 
     state: str
     reason: str
@@ -63,34 +68,65 @@ def available() -> bool:
 
 
 def jobs(job_ids: Iterable[str]) -> dict[str, QueuedJob]:
-    """The jobs that the controller still knows, by id (``ARRAY_TASK`` for those of arrays).
+    """The jobs that SLURM still knows, by id (``ARRAY_TASK`` for those of arrays).
 
     Raises:
-        SlurmError: if it cannot be asked, which says nothing about the jobs.
+        SlurmError: if the controller cannot be asked, which says nothing about the jobs.
     """
     wanted = set(job_ids)
-    arrays = sorted({job_id.split("_")[0] for job_id in wanted})
-    if not arrays:
-        return {}
-    command = ["squeue", "-r", "-h", "--states=all", "-o", "%i|%T|%r|%N", "-j", ",".join(arrays)]
-    done = _run(command)
+    arrays = sorted({_array(job_id) for job_id in wanted})
+    found: dict[str, QueuedJob] = {}
+    for first in range(0, len(arrays), IDS_PER_CALL):
+        found |= _squeue(arrays[first : first + IDS_PER_CALL])
+    # Tasks that were cancelled before they started have no line of their own: the array's stands for them.
+    lines = {job_id: found.get(job_id) or found.get(_array(job_id)) for job_id in wanted}
+    known = {job_id: job for job_id, job in lines.items() if job is not None}
+    forgotten = wanted - known.keys()
+    return known | _from_accounting(forgotten)
+
+
+def cancel(job_ids: Sequence[str]) -> None:
+    """Cancel jobs; those that are over already do not matter."""
+    for first in range(0, len(job_ids), IDS_PER_CALL):
+        done = _run(["scancel", *job_ids[first : first + IDS_PER_CALL]])
+        if done.returncode and "Invalid job id" not in done.stderr:
+            raise failure("scancel", done.stderr)
+
+
+def _array(job_id: str) -> str:
+    return job_id.split("_", maxsplit=1)[0]
+
+
+def _squeue(arrays: Sequence[str]) -> Mapping[str, QueuedJob]:
+    done = _run(["squeue", "-r", "-h", "--states=all", "-o", "%i|%T|%r|%N", "-j", ",".join(arrays)])
     if done.returncode and "Invalid job id" not in done.stderr:  # the one asked for was forgotten: an answer, too
         raise failure("squeue", done.stderr)
     found = {}
     for line in done.stdout.splitlines():
         job_id, state, reason, nodes = line.split("|", 3)
         found[job_id] = QueuedJob(state, "" if reason == "None" else reason, nodes)
-    # Tasks that were cancelled before they started have no line of their own: the array's stands for them.
-    lines = {job_id: found.get(job_id) or found.get(job_id.split("_")[0]) for job_id in wanted}
-    return {job_id: job for job_id, job in lines.items() if job is not None}
+    return found
 
 
-def cancel(job_ids: Sequence[str]) -> None:
-    """Cancel jobs; those that are over already do not matter."""
-    if job_ids:
-        done = _run(["scancel", *job_ids])
-        if done.returncode and "Invalid job id" not in done.stderr:
-            raise failure("scancel", done.stderr)
+def _from_accounting(job_ids: set[str]) -> dict[str, QueuedJob]:
+    """What accounting knows of jobs; nothing where there is none."""
+    if not job_ids or shutil.which("sacct") is None:
+        return {}
+    found = {}
+    arrays = sorted({_array(job_id) for job_id in job_ids})
+    for first in range(0, len(arrays), IDS_PER_CALL):
+        chunk = ",".join(arrays[first : first + IDS_PER_CALL])
+        try:
+            done = _run(["sacct", "-n", "-P", "-X", "-o", "JobID,State,NodeList", "-j", chunk])
+        except SlurmError:
+            return {}
+        if done.returncode:
+            return {}
+        for line in done.stdout.splitlines():
+            job_id, state, nodes = line.split("|", 2)
+            if job_id in job_ids:
+                found[job_id] = QueuedJob(state.split()[0], "", nodes)  # "CANCELLED by 1000"
+    return found
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

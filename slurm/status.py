@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm import manifest, queue
+from slurm import local, manifest, queue
+from slurm.manifest import Submission
 from slurm.queue import QueuedJob
 
 OVER = {"finished", "failed", "cancelled", "interrupted", "lost"}
@@ -20,15 +22,22 @@ TAIL_BYTES = 8192
 class RunStatus:
     """A run's state: pending, running, cancelling, finished, failed, cancelled, interrupted, or lost.
 
-    Lost is what ended without a word; without the queue, submitted is what has no record yet.
+    Lost is what ended without a word; without the queue, submitted is what has no record yet. ``iteration`` counts the
+    iterations done, of ``iterations``; ``code`` is what ran last (:func:`slurm.plan.present_code`).
     """
 
     run_id: str
     job_id: str | None
     state: str
-    iteration: int | None
-    loss: float | None
-    reason: str
+    iteration: int | None = None
+    iterations: int | None = None
+    iteration_s: float | None = None
+    eta_s: float | None = None
+    loss: float | None = None
+    restarts: int = 0
+    reason: str = ""
+    overrides: tuple[str, ...] = ()
+    code: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:
@@ -56,7 +65,7 @@ def decide(recorded: str | None, queued: QueuedJob | None, cancelled: bool = Fal
 
 
 def sweep_status(sweep: Path, queued: Mapping[str, QueuedJob] | None = None, *, ask: bool = True) -> list[RunStatus]:
-    """The state of each run of a sweep: those in the manifest, and records that came about without SLURM.
+    """The state of each run of a sweep: those in the manifest, and records that came about by themselves.
 
     Args:
         sweep: the sweep's folder.
@@ -66,50 +75,98 @@ def sweep_status(sweep: Path, queued: Mapping[str, QueuedJob] | None = None, *, 
     Raises:
         slurm.queue.SlurmError: if there are unfinished jobs and the queue cannot be asked.
     """
-    submissions = manifest.read(sweep)
+    submissions = manifest.read(sweep).submissions
     records = {path.parent.name: _json(path) for path in sorted(sweep.glob("*/run.json"))}
     if queued is None and ask:
-        open_jobs = [s.job_id for s in submissions.values() if records.get(s.run_id, {}).get("status") != "finished"]
-        queued = queue.jobs(open_jobs)
-    rows = []
-    for run_id in dict.fromkeys([*submissions, *records]):
-        record, submission = records.get(run_id, {}), submissions.get(run_id)
-        job = queued.get(submission.job_id) if submission and queued else None
-        recorded = record.get("status")
-        if submission and queued is not None:
-            state = decide(recorded, job, submission.cancelled)
-        else:
-            state = str(recorded or "submitted")
-        row = _last_training_row(sweep / run_id / "metrics.jsonl")
-        rows.append(
-            RunStatus(
-                run_id=run_id,
-                job_id=submission.job_id if submission else None,
-                state=state,
-                iteration=row.get("iter"),
-                loss=row.get("loss"),
-                reason=_reason(state, record, job),
-            )
+        queued = queue.jobs(
+            s.job_id
+            for s in submissions.values()
+            if records.get(s.run_id, {}).get("status") != "finished" and not local.is_local(s.job_id)
         )
-    return rows
+    return [
+        _row(sweep / run_id, run_id, records.get(run_id, {}), submissions.get(run_id), queued)
+        for run_id in dict.fromkeys([*submissions, *records])
+    ]
+
+
+def _row(path: Path, run_id: str, record: Mapping[str, Any], submission: Submission | None, queued: Any) -> RunStatus:
+    recorded = record.get("status")
+    job = None
+    if submission and local.is_local(submission.job_id):
+        queued = local.jobs([submission], {run_id: recorded})
+    if submission and queued is not None:
+        job = queued.get(submission.job_id)
+        state = decide(recorded, job, submission.cancelled)
+    else:
+        state = str(recorded or "submitted")
+    segments = record.get("segments") or []
+    total = record.get("iterations")
+    row, iteration_s = _progress(path / "metrics.jsonl") if record else ({}, None)
+    done = row["iter"] + 1 if row else None
+    left_s = None if not total or iteration_s is None or done is None else (total - done) * iteration_s
+    return RunStatus(
+        run_id=run_id,
+        job_id=submission.job_id if submission else None,
+        state=state,
+        iteration=done,
+        iterations=total,
+        iteration_s=iteration_s,
+        eta_s=left_s if state == "running" else None,
+        loss=row.get("loss"),
+        restarts=max(0, len(segments) - 1),
+        reason=_reason(state, record, job),
+        overrides=submission.overrides if submission else (),
+        code={**segments[-1].get("code", {}), "patch": segments[-1].get("patch", "")} if segments else {},
+    )
 
 
 def table(rows: Sequence[RunStatus]) -> str:
     """The runs as aligned text, with the number in each state below."""
-    cells = [["RUN", "JOB", "STATE", "ITERATION", "LOSS", "REASON"]]
+    cells = [["RUN", "JOB", "STATE", "ITERATION", "S/ITERATION", "ETA", "LOSS", "RESTARTS", "REASON"]]
     for row in rows:
-        iteration = "" if row.iteration is None else str(row.iteration)
-        loss = "" if row.loss is None else f"{row.loss:.4g}"
-        cells.append([row.run_id, row.job_id or "", row.state, iteration, loss, row.reason])
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    counts = Counter(row.state for row in rows)
-    return "\n".join([*lines, "", ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))])
+        total = f"/{row.iterations}" if row.iterations else ""
+        cells.append(
+            [
+                row.run_id,
+                row.job_id or "",
+                row.state,
+                "" if row.iteration is None else f"{row.iteration}{total}",
+                "" if row.iteration_s is None else f"{row.iteration_s:.3g}",
+                "" if row.eta_s is None else clock(row.eta_s),
+                "" if row.loss is None else f"{row.loss:.4g}",
+                str(row.restarts or ""),
+                row.reason,
+            ]
+        )
+    filled = [column for column in range(len(cells[0])) if column < 3 or any(line[column] for line in cells[1:])]
+    widths = {column: max(len(line[column]) for line in cells) for column in filled}
+    lines = ["  ".join(line[column].ljust(widths[column]) for column in filled).rstrip() for line in cells]
+    return "\n".join([*lines, "", counts(rows)])
 
 
-def error_output(sweep: Path, submission: manifest.Submission, lines: int = 15) -> str:
+def counts(rows: Sequence[RunStatus]) -> str:
+    """How many runs are in each state."""
+    return ", ".join(f"{count} {state}" for state, count in sorted(Counter(row.state for row in rows).items()))
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    minutes, second = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
+
+
+def log_files(sweep: Path, submission: Submission) -> list[Path]:
+    """What a run's ranks have written, rank 0's output first."""
+    folder = sweep / submission.logs
+    order = {".out": 0, ".err": 1}
+    found = [*folder.glob("*_log.*"), *(sweep / submission.run_id / "logs").glob("*.log")]
+    return sorted(found, key=lambda path: (order.get(path.suffix, 2), len(path.name), path.name))
+
+
+def error_output(sweep: Path, submission: Submission, lines: int = 15) -> str:
     """The last lines of the error output of the rank that failed first, as far as files tell."""
-    files = sorted((sweep / submission.logs).glob("*_log.err"), key=lambda path: path.stat().st_mtime)
+    files = [path for path in log_files(sweep, submission) if path.suffix != ".out"]
+    files.sort(key=lambda path: path.stat().st_mtime)
     for path in files:
         text = path.read_text(errors="replace").strip().splitlines()
         if any("Traceback" in line for line in text):
@@ -139,18 +196,21 @@ def _json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _last_training_row(path: Path) -> dict[str, Any]:
+def _progress(path: Path) -> tuple[dict[str, Any], float | None]:
+    """The last training row, and the median seconds per iteration of the last few."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
-        return {}
-    for line in reversed(lines):
+        return {}, None
+    rows = []
+    for line in lines:
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
             continue
         if isinstance(row, dict) and row.get("kind") == "train":
-            return row
-    return {}
+            rows.append(row)
+    times = [row["iteration_s"] for row in rows if isinstance(row.get("iteration_s"), (int, float))]
+    return (rows[-1] if rows else {}), (statistics.median(times) if times else None)

@@ -227,7 +227,7 @@ def test_rank_from_torchrun_and_slurm(tmp_path):
     assert (rank.rank, rank.world_size, rank.local_rank, rank.init_method) == (3, 4, 1, "tcp://node0:29500")
     rank = rank_from_environment(SLURM, 4, tmp_path)
     assert (rank.rank, rank.world_size, rank.local_rank) == (3, 4, 1)
-    assert rank.init_method.startswith(f"file://{tmp_path}/")
+    assert rank.init_method.startswith(f"spdkfac://{tmp_path}/")
     # A requeued job and another step of the job meet elsewhere.
     starts = [SLURM, {**SLURM, "SLURM_RESTART_COUNT": "3"}, {**SLURM, "SLURM_STEP_ID": "1"}]
     methods = {rank_from_environment(environ, 4, tmp_path).init_method for environ in starts}

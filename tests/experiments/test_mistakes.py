@@ -91,7 +91,7 @@ def test_special_characters_are_to_be_quoted(override):
     ("overrides", "words"),
     [
         (["model=null"], "model=null is not one of: autoencoder"),
-        (["hydra/launcher=slurm"], "hydra/launcher=slurm starts sweeps: add -m"),
+        (["site=slurm"], "site=slurm takes sweeps, also of one run: add -m"),
         (["kfac.exclude=[nothing.*]"], "kfac.exclude: no module of model=mlp matches 'nothing.*'"),
         (["kfac.overrides=[{pattern: conv*, lr: 1}]"], "kfac.overrides: no module of model=mlp matches 'conv*'"),
         (["kfac.layers=[embedding]"], "model=mlp: K-FAC finds no layer to precondition"),

@@ -9,8 +9,10 @@ import textwrap
 
 import pytest
 
+from experiments.locks import RecordInUseError
 from experiments.provenance import code_identity, environment_facts
-from experiments.records import RecordInUseError, RunRecord, find_records, read_rows, write_text
+from experiments.records import RunRecord, find_records, write_text
+from experiments.rows import read_rows
 from experiments.summary import merged_timelines, render_timelines, summarise
 from kfac.timeline import Span, Timeline
 
@@ -200,7 +202,14 @@ def test_no_secret_is_recorded():
 def test_only_variables_that_matter_are_recorded():
     matter = {
         *("MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "NCCL_DEBUG", "SLURM_JOB_ID"),
-        *("TORCHINDUCTOR_CACHE_DIR", "PYTORCH_CUDA_ALLOC_CONF", "GLOO_SOCKET_IFNAME", "LOCAL_RANK", "WORLD_SIZE", "RANK"),
+        *(
+            "TORCHINDUCTOR_CACHE_DIR",
+            "PYTORCH_CUDA_ALLOC_CONF",
+            "GLOO_SOCKET_IFNAME",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+            "RANK",
+        ),
     }
     others = {"HOME", "USER", "PATH", "SSH_CONNECTION", "LS_COLORS", "MAIL", "AWS_PROFILE", "FRANK", "http_proxy"}
     assert set(environment_facts(dict.fromkeys(matter | others, "1"))["variables"]) == matter

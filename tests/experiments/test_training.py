@@ -212,7 +212,7 @@ def test_ranks_that_slurm_started(tmp_path):
     assert [process.returncode for process in processes] == [0, 0], outputs
     record = only_record(tmp_path)
     assert record.status == "finished"
-    assert record.head["segments"][0]["restart"] == "1"
+    assert record.head["segments"][0]["restart"] == 1
     assert len(record.timeline_paths()[2]) == 2
     assert "iteration 4/4" in outputs[0]
     assert "iteration" not in outputs[1]

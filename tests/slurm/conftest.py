@@ -5,7 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hydra
 import pytest
+
+from experiments.command import plain
+from experiments.config import TrainConfig
+from slurm.local_cluster.cluster import client_environment
+from slurm.plan import Request
+from slurm.site import Site
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,6 +24,19 @@ def command(*arguments: str, environment: dict[str, str] | None = None, timeout_
         cwd=ROOT, env={**os.environ, **(environment or {})},
         capture_output=True, text=True, timeout=timeout_s, check=False,
     )  # fmt: skip
+
+
+def compose(runs: Path, *overrides: str) -> Request:
+    """One run as the command line would make it."""
+    with hydra.initialize_config_module("experiments.conf", version_base="1.3"):
+        data = plain(hydra.compose("train", [f"runs={runs}", *overrides]))
+    return Request(TrainConfig.from_dict(data), Site.from_dict(data.get("site")), overrides)
+
+
+def scontrol(*arguments: str, environment: dict[str, str] | None = None) -> str:
+    """What scontrol says."""
+    variables = {**client_environment(), **(environment or {})}
+    return subprocess.run(["scontrol", *arguments], env=variables, capture_output=True, text=True, check=True).stdout
 
 
 def processes_of(directory: Path) -> list[str]:
@@ -48,9 +68,19 @@ def slurm_environment(tmp_path_factory):
     assert processes_of(directory) == []
 
 
+@pytest.fixture(scope="module")
+def slurm_in_process(slurm_environment):
+    """The same cluster for SLURM's programs that this process starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in slurm_environment.items():
+            patch.setenv(name, value)
+        yield slurm_environment
+
+
 @pytest.fixture
 def stand_ins(tmp_path, monkeypatch):
-    """sbatch, srun, squeue and scancel as scripts: they note what they get, and squeue prints the file ``queue``."""
+    """sbatch, srun, squeue, sacct and scancel as scripts: they note what they get; squeue prints the file ``queue``,
+    sacct the file ``accounting``, and fails without it as where there is no accounting."""
     folder = tmp_path / "bin"
     folder.mkdir()
     scripts = {
@@ -58,6 +88,7 @@ def stand_ins(tmp_path, monkeypatch):
         f'cp "$1" {tmp_path}/script$number\necho "Submitted batch job $((101 + number))"',
         "srun": "exit 1",
         "squeue": f"cat {tmp_path}/queue 2>/dev/null || true",
+        "sacct": f"cat {tmp_path}/accounting",
         "scancel": f'echo "$@" >>{tmp_path}/cancelled',
     }
     for name, body in scripts.items():

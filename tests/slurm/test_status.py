@@ -42,8 +42,8 @@ def test_decide(recorded, in_queue, state):
 
 def submission(run_id: str, job_id: str) -> manifest.Submission:
     return manifest.Submission(
-        run_id=run_id, job_id=job_id, submitted="2024-01-01T00:00:00+00:00", overrides=("seed=1",), world_size=2,
-        resources={"nodes": 1}, logs=f".slurm/{job_id}",
+        run_id=run_id, job_id=job_id, submitted="2024-01-01T00:00:00+00:00", overrides=("seed=1",),
+        config={"world_size": 2}, site={"nodes": 1}, code="code", logs=f".jobs/{job_id}",
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_a_sweep_in_every_state(tmp_path):
         "old": "pending", "a": "finished", "b": "failed", "c": "lost", "local": "finished",
     }  # fmt: skip
     assert (rows["old"].job_id, rows["old"].reason) == ("7", "Priority")
-    assert (rows["a"].iteration, rows["a"].loss) == (1, 1.0)
+    assert (rows["a"].iteration, rows["a"].loss) == (2, 1.0)
     assert rows["b"].reason == "no luck"
     text = table(list(rows.values()))
     assert text.splitlines()[-1] == "1 failed, 2 finished, 1 lost, 1 pending"
@@ -77,15 +77,17 @@ def test_a_sweep_in_every_state(tmp_path):
 def test_a_cut_manifest_line_is_passed_over_and_another_schema_is_not(tmp_path):
     manifest.append(tmp_path, [submission("a", "5")])
     with (tmp_path / manifest.FILE).open("a") as file:
-        file.write('{"schema": 1, "run_id"')
-    assert list(manifest.read(tmp_path)) == ["a"]
+        file.write('{"schema": 2, "run_id"')
+    assert list(manifest.read(tmp_path).submissions) == ["a"]
+    manifest.append(tmp_path, [submission("b", "6")])  # on a line of its own
+    assert list(manifest.read(tmp_path).submissions) == ["a", "b"]
     (tmp_path / manifest.FILE).write_text('{"schema": 99}\n')
     with pytest.raises(ValueError, match="another version"):
         manifest.read(tmp_path)
 
 
 def test_the_output_shown_is_that_of_the_rank_that_raised(tmp_path):
-    logs = tmp_path / ".slurm" / "5"
+    logs = tmp_path / ".jobs" / "5"
     logs.mkdir(parents=True)
     (logs / "5_0_log.err").write_text("srun: error: killed\n")
     (logs / "5_1_log.err").write_text("noise\n" * 50 + "Traceback (most recent call last):\nValueError: no luck\n")
@@ -99,6 +101,31 @@ def test_the_queue_is_asked_only_for_what_is_wanted(stand_ins):
     assert jobs(["5_1", "9"]) == {"5_1": QueuedJob("PENDING", "Priority", "")}
     (stand_ins / "queue").write_text("5_0|RUNNING|None|node0\n5|CANCELLED|None|\n")
     assert {job_id: job.state for job_id, job in jobs(["5_0", "5_1"]).items()} == {"5_0": "RUNNING", "5_1": "CANCELLED"}
+
+
+def test_accounting_tells_what_the_controller_has_forgotten(stand_ins):
+    sweep = stand_ins / "sweep"
+    sweep.mkdir()
+    manifest.append(sweep, [submission(name, f"5_{k}") for k, name in enumerate("abcd")])
+    record(sweep, "a", "running", 1)
+    (stand_ins / "queue").write_text("5_3|RUNNING|None|node0\n")
+    assert [row.state for row in sweep_status(sweep)] == ["lost", "lost", "lost", "running"]
+    (stand_ins / "accounting").write_text("5_0|NODE_FAIL|node1\n5_1|CANCELLED by 1000|\n5_2|OUT_OF_MEMORY|node0\n")
+    rows = sweep_status(sweep)
+    assert [row.state for row in rows] == ["failed", "cancelled", "failed", "running"]
+    assert [row.reason for row in rows] == ["node fail", "cancelled", "out of memory", ""]
+
+
+def test_status_knows_how_far_and_how_long(tmp_path):
+    manifest.append(tmp_path, [submission("a", "5")])
+    record(tmp_path, "a", "running", 0)
+    head = {"status": "running", "iterations": 100, "segments": [{"code": {"commit": "c"}, "patch": "p"}, {}, {}]}
+    (tmp_path / "a" / "run.json").write_text(json.dumps(head))
+    rows = [{"kind": "train", "iter": i, "loss": 1.0, "iteration_s": 9.0 if i == 0 else 2.0} for i in range(40)]
+    (tmp_path / "a" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (row,) = sweep_status(tmp_path, {"5": queued("RUNNING")})
+    assert (row.iteration, row.iterations, row.iteration_s, row.eta_s, row.restarts) == (40, 100, 2.0, 120.0, 2)
+    assert table([row]).splitlines()[1].split() == ["a", "5", "running", "40/100", "2", "0:02:00", "1", "2"]
 
 
 NO_CONTROLLER = {

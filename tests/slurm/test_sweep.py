@@ -1,12 +1,17 @@
 """A sweep on a real SLURM, by the command lines that users type."""
 
 import json
+import os
 import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 
+from experiments.config import TrainConfig
 from experiments.records import RunRecord
-from tests.slurm.conftest import command
+from slurm import launcher
+from tests.slurm.conftest import ROOT, command, compose, scontrol
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -16,7 +21,7 @@ TINY = (
     "model=mlp", "model.hidden=[16]", "data=digits", "cluster=default", f"iterations={ITERATIONS}", "batch_size=16",
     "world_size=2", "tracking=none",
 )  # fmt: skip
-SLURM = ("hydra/launcher=slurm", "hydra.launcher.partition=main", "hydra.launcher.array_parallelism=1")
+SLURM = ("site=local_cluster", "site.array_parallelism=1")
 
 
 @pytest.fixture
@@ -38,15 +43,8 @@ def status(sweep, environment):
     return [(row["state"], row["reason"]) for row in json.loads(done.stdout)], done.returncode
 
 
-def scontrol(environment, *arguments):
-    from slurm.local_cluster.cluster import client_environment
-
-    variables = {**client_environment(), **environment}
-    return subprocess.run(["scontrol", *arguments], env=variables, capture_output=True, text=True, check=True).stdout
-
-
 def test_three_schedules_end_to_end(sweep, slurm_environment):
-    done = train(sweep, slurm_environment, f"schedule={','.join(SCHEDULES)}", "hydra.launcher.wait=true")
+    done = train(sweep, slurm_environment, f"schedule={','.join(SCHEDULES)}", "site.wait=true")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("submitted ") == 3
     assert (
@@ -80,7 +78,7 @@ def test_a_waiting_job_keeps_its_configuration(sweep, slurm_environment, tmp_pat
     group = tmp_path / "conf" / "model"
     group.mkdir(parents=True)
     (group / "own.yaml").write_text("name: mlp\nhidden: [24]\n")
-    own = ("--config-dir", str(tmp_path / "conf"), "model=own", "+hydra.launcher.extra.hold=true")
+    own = ("--config-dir", str(tmp_path / "conf"), "model=own", "+site.extra.hold=true")
     place = (f"runs={sweep.parent}", f"sweep={sweep.name}")
     rest = tuple(line for line in TINY if not line.startswith("model"))
     done = command("experiments.train", "-m", *own, *rest, *place, *SLURM, environment=slurm_environment)
@@ -89,7 +87,7 @@ def test_a_waiting_job_keeps_its_configuration(sweep, slurm_environment, tmp_pat
     assert status(sweep, slurm_environment) == ([("pending", "JobHeldUser")], 0)  # so it returned at once
 
     (group / "own.yaml").write_text("name: mlp\nhidden: [48]\n")
-    scontrol(slurm_environment, "release", job)
+    scontrol("release", job, environment=slurm_environment)
     while status(sweep, slurm_environment)[0][0][0] in ("pending", "running"):
         pass
     (record,) = records(sweep).values()
@@ -98,11 +96,11 @@ def test_a_waiting_job_keeps_its_configuration(sweep, slurm_environment, tmp_pat
 
 
 def test_a_failed_training_fails_everywhere(sweep, slurm_environment):
-    done = train(sweep, slurm_environment, "optimizer.lr=1e30", "hydra.launcher.wait=true")
+    done = train(sweep, slurm_environment, "optimizer.lr=1e30", "site.wait=true")
     assert done.returncode == 1
     assert "NonFiniteError: step 1" in done.stdout
     job = done.stdout.split(" as job ")[1].split()[0]
-    assert "JobState=FAILED" in scontrol(slurm_environment, "show", "job", job)
+    assert "JobState=FAILED" in scontrol("show", "job", job, environment=slurm_environment)
     (state,), code = status(sweep, slurm_environment)
     assert state[0] == "failed"
     assert code == 1
@@ -111,7 +109,7 @@ def test_a_failed_training_fails_everywhere(sweep, slurm_environment):
 
 
 def test_cancel(sweep, slurm_environment):
-    train(sweep, slurm_environment, "+hydra.launcher.extra.hold=true", "seed=0,1")
+    train(sweep, slurm_environment, "+site.extra.hold=true", "seed=0,1")
     assert [state for state, _ in status(sweep, slurm_environment)[0]] == ["pending"] * 2
     assert command("slurm", "cancel", str(sweep), environment=slurm_environment).stdout == "cancelled 2 jobs\n"
     assert [state for state, _ in status(sweep, slurm_environment)[0]] == ["cancelled"] * 2
@@ -121,7 +119,41 @@ def test_an_impossible_combination_submits_nothing(sweep, slurm_environment):
     done = train(sweep, slurm_environment, "schedule=dkfac,nonsense")
     assert done.returncode == 2
     assert done.stderr.startswith("error: schedule=nonsense is not one of: ")
-    done = train(sweep, slurm_environment, "hydra.launcher.nodes=3")
+    done = train(sweep, slurm_environment, "site.nodes=3")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "world_size=2 does not spread evenly over nodes with hydra.launcher.nodes=3" in done.stderr
+    assert "world_size=2 does not spread evenly over nodes with site.nodes=3" in done.stderr
     assert not (sweep / "manifest.jsonl").exists()
+
+
+@pytest.fixture
+def warm_python(tmp_path):
+    """A command that behaves as ``python -m`` and starts at once (on this machine)."""
+    script, path = ROOT / "tests" / "slurm" / "warm_python.py", tmp_path / "socket"
+    server = subprocess.Popen(
+        [sys.executable, str(script), str(path), "serve"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+    )  # fmt: skip
+    assert server.stdout.readline() == b"ready\n"
+    yield f"{sys.executable} -S {script} {path}"
+    server.stdin.close()
+    server.wait()
+
+
+def test_a_hundred_tiny_jobs_in_one_array(tmp_path, slurm_in_process, warm_python):
+    one_rank = tuple(line for line in TINY if not line.startswith(("world_size", "iterations")))
+    small = (*one_rank, "iterations=1", "schedule=sgd", "timeline.count=0", "sweep=s", "site=local_cluster")
+    site = (f"site.python='{warm_python}'", "site.array_parallelism=6")
+    first = compose(tmp_path, *small, *site)
+    requests = [
+        replace(first, config=TrainConfig.from_dict({**first.config.to_dict(), "seed": seed})) for seed in range(100)
+    ]
+    sweep = tmp_path / "s"
+    submissions = launcher.submit(sweep, requests)
+    assert {s.job_id.split("_")[0] for s in submissions} == {submissions[0].job_id.split("_")[0]}
+    rows = launcher.wait(sweep, submissions)
+    assert [row.state for row in rows] == ["finished"] * 100
+    found = [RunRecord.load(sweep / request.config.run_id) for request in requests]
+    assert [record.head["seed"] for record in found] == list(range(100))
+    assert all([row["kind"] for row in record.rows()] == ["train", "eval"] for record in found)
+    assert len({record.head["segments"][0]["job"] for record in found}) == 100
+    assert launcher.submit(sweep, requests) == []

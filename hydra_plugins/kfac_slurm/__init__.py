@@ -1,1 +1,0 @@
-"""Hydra's launcher ``hydra/launcher=slurm``: a thin front of ``slurm.launcher``."""

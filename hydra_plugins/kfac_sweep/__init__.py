@@ -1,0 +1,1 @@
+"""Hydra's launcher of all sweeps: a thin front of ``slurm.launcher``."""

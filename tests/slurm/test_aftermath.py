@@ -1,0 +1,101 @@
+"""Which jobs are started again after their ranks have ended."""
+
+import json
+
+import pytest
+
+from experiments.records import RunRecord
+from slurm import manifest
+from slurm.aftermath import Attempt, goes_on, main, outcome, settle
+from slurm.manifest import Submission
+
+JOB = {"job": "5_0", "restart": 1}
+
+
+def attempts(*pairs):
+    return [Attempt(restart, how, iteration) for restart, (how, iteration) in enumerate(pairs)]
+
+
+@pytest.mark.parametrize(
+    ("history", "retries", "again"),
+    [
+        ([("interrupted", 10)], 0, True),  # preempted, with a checkpoint
+        ([("interrupted", 10), ("interrupted", 30), ("interrupted", 50)], 0, True),  # as often as it takes
+        ([("interrupted", 0)], 1, True),  # before its first checkpoint
+        ([("interrupted", 10), ("interrupted", 10), ("interrupted", 10)], 1, False),  # the time limit is too short
+        ([("failed", 10)], 2, True),
+        ([("failed", 10), ("failed", 20)], 2, True),
+        ([("failed", 10), ("failed", 20), ("failed", 30)], 2, False),  # a crash is not tried for ever
+        ([("failed", 10), ("failed", 20), ("interrupted", 30), ("failed", 40)], 2, False),
+        ([("failed", 10), ("failed", 20), ("interrupted", 30)], 2, True),
+        ([("failed", 0)], 0, False),
+    ],
+)
+def test_bounded_retries(history, retries, again):
+    assert goes_on(attempts(*history), retries) == again
+
+
+@pytest.mark.parametrize("error", ["ConfigError", "NonFiniteError"])
+def test_what_would_fail_again_is_not_tried_again(error):
+    assert not goes_on(attempts(("failed", 10)), 5, error)
+
+
+@pytest.mark.parametrize(
+    ("status", "segment", "code", "how"),
+    [
+        ("interrupted", JOB, 137, "interrupted"),  # srun killed the others at rank 0's exit
+        ("failed", JOB, 1, "failed"),
+        ("running", JOB, 137, "failed"),
+        ("running", JOB, 140, "interrupted"),  # SIGUSR2 before anybody listened
+        ("failed", {**JOB, "restart": 0}, 140, "interrupted"),  # what the start before had written
+        ("interrupted", {**JOB, "restart": 0}, 1, "failed"),
+        (None, None, 1, "failed"),
+        ("finished", JOB, 1, "finished"),
+    ],
+)
+def test_how_a_start_ended(status, segment, code, how):
+    head = {"status": status, "segments": [segment], "error": None} if status else {}
+    assert outcome(head, code, JOB)[0] == how
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    for name, value in {"JOB_ID": "9", "ARRAY_JOB_ID": "5", "ARRAY_TASK_ID": "0", "RESTART_COUNT": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    submission = Submission(
+        run_id="r", job_id="5_0", submitted="", overrides=(), site={"scheduler": "slurm", "retries": 1}, code="",
+        config={"runs": str(tmp_path), "sweep": "s", "world_size": 1}, logs=".jobs/5_0",
+    )  # fmt: skip
+    (tmp_path / "s").mkdir()
+    manifest.append(tmp_path / "s", [submission])
+    record = RunRecord.open(tmp_path / "s" / "r", run_id="r", name="r", facts={}, config={})
+    record.begin_segment()
+    record.close()
+    return tmp_path / "s", submission
+
+
+def test_killed_ranks_are_written_down_and_counted(job, capsys):
+    sweep, submission = job
+    assert main([str(sweep), "5_0", "137"]) == 0
+    record = RunRecord.load(sweep / "r")
+    assert (record.status, record.head["error"]["message"]) == ("failed", "killed: exit status 137 (signal 9)")
+    assert record.head["segments"][-1]["job"] == "5_0"
+    assert main([str(sweep), "5_0", "137"]) == 1
+    assert "not queued again" in capsys.readouterr().out
+    lines = (sweep / submission.logs / "attempts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["outcome"] for line in lines] == ["failed", "failed"]
+
+
+def test_a_finished_run_is_left_alone(job):
+    sweep, submission = job
+    record = RunRecord.load(sweep / "r")
+    record.end_segment("finished")
+    before = (sweep / "r" / "run.json").read_bytes()
+    assert not settle(sweep, submission, 1, {"job": "5_0", "restart": 0})  # as if a rank had died while leaving
+    assert (sweep / "r" / "run.json").read_bytes() == before
+
+
+def test_a_job_that_the_manifest_does_not_know(job, monkeypatch, capsys):
+    monkeypatch.setattr("slurm.aftermath.MANIFEST_WAIT_S", 0)
+    assert main([str(job[0]), "6", "1"]) == 1
+    assert "knows no job 6" in capsys.readouterr().err

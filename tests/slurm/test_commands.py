@@ -1,0 +1,111 @@
+"""``python -m slurm``: what it shows, and how long that takes for a thousand jobs."""
+
+import json
+import os
+import time
+
+import pytest
+
+from slurm import commands, manifest
+from slurm.__main__ import main
+from tests.slurm.test_status import record, submission
+
+RUNS = 1000
+
+
+@pytest.fixture
+def sweep(stand_ins):
+    folder = stand_ins / "runs" / "s"
+    folder.mkdir(parents=True)
+    manifest.note_grid(folder, overrides=["seed=0,1,2"], runs=3)
+    manifest.append(folder, [submission("mlp-a", "5_0"), submission("mlp-b", "5_1"), submission("cnn-a", "6")])
+    record(folder, "mlp-a", "finished", 2)
+    record(folder, "mlp-b", "failed", 1, {"message": "no luck"})
+    (stand_ins / "queue").write_text("6|RUNNING|None|node0\n")
+    logs = folder / ".jobs" / "5_1"
+    logs.mkdir(parents=True)
+    (logs / "5_1_0_log.out").write_text("one\ntwo\nthree\n")
+    (logs / "5_1_1_log.err").write_text("Traceback\nValueError: no luck\n")
+    return folder
+
+
+def test_ls_and_status_from_anywhere(sweep, capsys, monkeypatch):
+    monkeypatch.chdir(sweep.parents[1])
+    assert main(["ls"]) == 0
+    line = capsys.readouterr().out
+    assert line.split() == ["s", "1", "failed,", "1", "finished,", "1", "running", "seed=0,1,2"]
+    assert main(["ls", "--json", "--runs", str(sweep.parent)]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["states"] == {"failed": 1, "finished": 1, "running": 1}
+    assert main(["status", "s"]) == 1
+    assert "no luck" in capsys.readouterr().out
+    assert main(["ls", "--runs", "nowhere"]) == 0
+
+
+def test_watching_ends_when_all_are_over(sweep, capsys, monkeypatch):
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        (sweep.parents[1] / "queue").write_text("")
+
+    monkeypatch.setattr("slurm.commands.time.sleep", pause)
+    assert main(["status", str(sweep), "--watch", "3"]) == 1
+    assert pauses == [3.0]
+    assert "1 running" in (output := capsys.readouterr().out)
+    assert output.splitlines()[-1] == "1 failed, 1 finished, 1 lost"
+
+
+def test_logs_of_a_run_by_part_of_its_name_or_its_job(sweep, capsys):
+    assert main(["logs", str(sweep), "mlp-b", "-n", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "two\nthree\n" in text
+    assert "one" not in text
+    assert main(["logs", str(sweep), "5_1", "--errors"]) == 0
+    text = capsys.readouterr().out
+    assert "ValueError: no luck" in text
+    assert "three" not in text
+    assert main(["logs", str(sweep), "mlp"]) == 0
+    assert "==> mlp-a (job 5_0) has written nothing yet" in capsys.readouterr().out
+    assert main(["logs", str(sweep), "vit"]) == 2
+    assert "has no run or job vit" in capsys.readouterr().err
+
+
+def test_retry_says_which(sweep, capsys):
+    assert main(["retry", str(sweep)]) == 2
+    assert "retry --failed" in capsys.readouterr().err
+
+
+def test_a_thousand_jobs_are_shown_within_two_seconds(stand_ins, capsys):
+    """CPU time of this process: what the machine's other work takes does not count."""
+    sweep = stand_ins / "many"
+    sweep.mkdir()
+    manifest.append(sweep, [submission(f"run{k:04}", f"5_{k}") for k in range(RUNS)])
+    for k in range(RUNS):
+        record(sweep, f"run{k:04}", "running", 40)
+    (stand_ins / "queue").write_text("".join(f"5_{k}|RUNNING|None|node0\n" for k in range(RUNS)))
+    start_cpu_s = time.process_time()
+    assert main(["status", str(sweep)]) == 0
+    cpu_s = time.process_time() - start_cpu_s
+    assert capsys.readouterr().out.splitlines()[RUNS + 2] == f"{RUNS} running"
+    assert cpu_s < 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_another_user_with_read_access_sees_the_same(sweep, capsys):
+    reading, writing = os.pipe()
+    for folder in (sweep, *sweep.parents):  # pytest's temporary folders are private
+        if folder.stat().st_uid == 0 and folder != folder.parent and str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(65534)
+            rows, _ = commands.states(sweep)
+            os.write(writing, json.dumps([row.state for row in rows]).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        assert json.loads(answer.read()) == ["finished", "failed", "running"]
