@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -255,9 +256,9 @@ def _curve(label: str, number: int, run: Run) -> Curve | None:
         return None
     if not train:
         return None
-    at = {row["iter"]: passed for row, passed in zip(train, seconds, strict=True)}
+    numbers = [row["iter"] for row in train]
     tests = [row for row in rows if row["kind"] == "eval" and isinstance(row.get("loss"), (int, float))]
-    tests = [row for row in tests if row["iter"] in at]
+    passed = [bisect_right(numbers, row["iter"]) for row in tests]  # iterations before each evaluation
     return Curve(
         label,
         number,
@@ -265,6 +266,6 @@ def _curve(label: str, number: int, run: Run) -> Curve | None:
         seconds,
         [row["loss"] for row in train],
         [row["iter"] + 1 for row in tests],
-        [at[row["iter"]] for row in tests],
+        [seconds[count - 1] if count else 0.0 for count in passed],
         [row["loss"] for row in tests],
     )

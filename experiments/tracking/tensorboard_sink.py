@@ -11,6 +11,9 @@ from experiments.timeline_view import draw_timeline
 from experiments.tracking.facts import RunFacts
 from experiments.tracking.interface import RecordedIteration, flat, scalars, time_shares
 
+FLUSH_S = 20
+"""Seconds between writes to the file; each at once would cost more than all the rest."""
+
 
 class TensorboardSink:
     """Scalars over iterations, timelines as pictures, everything else as text.
@@ -34,7 +37,7 @@ class TensorboardSink:
         """The writer; after a restart it hides what the run repeats, so it opens with the first iteration."""
         if self._writer is None:
             purge = iteration if self._facts.restarts else None
-            self._writer = self._open(str(self._facts.path / "tensorboard"), purge_step=purge)
+            self._writer = self._open(str(self._facts.path / "tensorboard"), purge_step=purge, flush_secs=FLUSH_S)
             self._text("config", self._facts.config, iteration)
             self._text("segments", self._facts.segments, iteration)
         return self._writer
@@ -44,12 +47,11 @@ class TensorboardSink:
         self._at(iteration).add_text(name, f"    {indented}", iteration)
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Scalars, and out to the file."""
+        """Scalars."""
         for row in rows:
             writer = self._at(row["iter"])
             for path, value in scalars(row).items():
                 writer.add_scalar(path, value, row["iter"])
-        self._writer.flush()
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """As text."""

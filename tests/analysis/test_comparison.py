@@ -106,7 +106,7 @@ class Outside(HTMLParser):
         self.loads += [
             value for name, value in attributes if name in ("src", "href") and not value.startswith(("#", "data:"))
         ]
-        if tag not in ("meta", "link", "br", "img", "line", "circle"):
+        if tag not in ("meta", "link", "br", "img"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attributes):

@@ -106,7 +106,7 @@ def test_a_run_that_is_being_written_waits(tmp_path, server):
 def test_what_does_not_arrive_is_never_called_complete(tmp_path, server, fault):
     record = offline_run(tmp_path)
     server.fault = fault
-    outcome = sync_run(record, SyncOptions(retries=0, timeout_s=6))
+    outcome = sync_run(record, SyncOptions(retries=0, timeout_s=4))
     assert outcome.result in ("INCOMPLETE", "NOT REACHED")
     assert outcome.missing
     ledger = record.path / "wandb" / "sync.json"

@@ -69,7 +69,7 @@ class Store:
         self.runs: dict[tuple[str, str, str], Run] = {}
         self.artifacts: dict[str, Artifact] = {}
         self.views: dict[str, dict] = {}
-        self.blobs: dict[str, bytes] = {}
+        self.projects: set[str] = set()
         self._numbers = count(1)
 
     def run(self, variables):
@@ -110,8 +110,7 @@ class Store:
             "upsertView": self._upsert_view,
             "view": lambda v: self.views.get(v.get("reportId")),
             "models": lambda v: connection([self._project_node(p) for p in self._projects()]),
-            "upsertModel": lambda v: {"inserted": True, "model": self._project_node(v["name"]),
-                                      "project": self._project_node(v["name"])},
+            "upsertModel": self._upsert_project,
         }  # fmt: skip
 
     # ------------------------------------------------------------------ people and projects
@@ -124,10 +123,16 @@ class Store:
         }  # fmt: skip
 
     def _projects(self):
-        return sorted({project for _, project, _ in self.runs})
+        return sorted({project for _, project, _ in self.runs} | self.projects)
+
+    def _upsert_project(self, v):
+        name = v["input"]["name"]
+        self.projects.add(name)
+        return {"inserted": True, "model": self._project_node(name), "project": self._project_node(name)}
 
     def _project_node(self, name):
         return {
+            "__typename": "Project", "description": "", "access": None, "views": "{}",
             "id": f"p-{name}", "internalId": "7", "name": name, "entityName": ENTITY, "createdAt": CREATED,
             "isBenchmark": False, "entity": {"id": "entity", "name": ENTITY}, "user": None, "readOnly": False,
         }  # fmt: skip
@@ -202,7 +207,8 @@ class Store:
         return [
             {
                 "id": f"f-{name}", "name": name, "sizeBytes": len(run.files[name]), "md5": "", "mimetype": "",
-                "updatedAt": CREATED, "url": None, "uploadUrl": None,
+                "updatedAt": CREATED, "uploadUrl": None,
+                "url": f"{self.url}/blob/run/{run.number}/{quote(name)}",
                 "directUrl": f"{self.url}/blob/run/{run.number}/{quote(name)}", "displayName": name, "digest": "",
             }
             for name in names if name in run.files
