@@ -121,7 +121,7 @@ class Site:
         extra = {"requeue": True, **({"kill-on-invalid-dep": "yes"} if dependency else {}), **(self.extra or {})}
         environment = {
             # From 22.05 on srun no longer reads --cpus-per-task from the job.
-            "SRUN_CPUS_PER_TASK": "$SLURM_CPUS_PER_TASK",
+            "SRUN_CPUS_PER_TASK": "${SLURM_CPUS_PER_TASK:-1}",
             # The snapshot comes before the folder where the job was submitted.
             "PYTHONSAFEPATH": "1",
             "PYTHONPATH": f"{shlex.quote(code)}${{PYTHONPATH:+:$PYTHONPATH}}",
