@@ -41,7 +41,8 @@ def test_report_and_workspace_are_saved(tmp_path, server, capsys):
         *["Bar Chart"] * 3, "Scatter Plot", *["Run History Line Plot"] * 4, *["Media Browser"] * 2, "Run Comparer",
     ])  # fmt: skip
     text = json.dumps(spec)
-    assert "config:schedule_label.value" in text  # run sets are grouped by schedule
+    grouped = {"section": "config", "name": "schedule_label.value"}
+    assert [node for node in walk(spec) if node == [grouped]], "the run sets are grouped by schedule"
     for key in ("iteration_s/median", "breakdown_s/FactorComm", "hidden_s/GradComm", "train/loss", "timeline_page"):
         assert key in text
     groups = [node for node in walk(spec) if isinstance(node, dict) and node.get("value") == "single"]

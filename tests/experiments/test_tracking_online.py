@@ -149,7 +149,9 @@ def test_all_ranks_share_one_run(tmp_path, server):
         " RunRecord.load(Path(sys.argv[1])), rank=1)\n"
         "t.log({'kind': 'rank1', 'iter': 0, 'iteration_s': 0.5})\nt.finish('finished')\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(record.path)], cwd=ROOT, check=True)
+    # On its own, as ranks are: this process's W&B service would be inherited otherwise.
+    environ = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    subprocess.run([sys.executable, "-c", code, str(record.path)], cwd=ROOT, check=True, env=environ)
     assert server.run.state == "running"  # the first rank ends it
     log(first, record, range(1))
     first.finish("finished")

@@ -1,5 +1,7 @@
 """The server as a fixture: the real client talks to it, and a call that it does not know fails the test by name."""
 
+from contextlib import suppress
+
 import pytest
 
 from tests.wandb_server import WandbServer
@@ -13,16 +15,22 @@ def wandb_client(tmp_path, monkeypatch):
     """W&B's client with a home of its own and without settings of the machine; restored after the test."""
     wandb = pytest.importorskip("wandb")
     for name in FOLDERS:
-        monkeypatch.setenv(f"WANDB_{name}_DIR", "")
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "home" / name.lower()))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     (tmp_path / "home").mkdir()
-    wandb.teardown()  # so that it reads the variables
+    end_service(wandb)  # so that it reads the variables
     yield wandb
-    wandb.teardown(exit_code=0)
+    end_service(wandb)
+
+
+def end_service(wandb):
+    """Ends W&B's process, unless a test has killed it."""
+    with suppress(ConnectionError):
+        wandb.teardown(exit_code=0)
 
 
 @pytest.fixture
@@ -31,10 +39,10 @@ def server(monkeypatch, wandb_client):
     server = WandbServer()
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    wandb_client.teardown()
+    end_service(wandb_client)
     yield server
     server.fault = lambda request: None
     server.delay_s = 0.0
-    wandb_client.teardown(exit_code=0)
+    end_service(wandb_client)
     server.close()
     assert not server.unknown, f"not known to the stand-in server: {server.unknown}"

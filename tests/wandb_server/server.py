@@ -56,19 +56,19 @@ class WandbServer:
         (run,) = self.store.runs.values()
         return run
 
-    def answer(self, request, body):
-        """Status, body and headers of a request."""
+    def answer(self, request, body, client=""):
+        """Status, body and headers of a request; ``client`` tells the writers of a shared run apart."""
         with self._lock:
             self.requests.append(request)
             try:
-                return self._answer(request, body)
+                return self._answer(request, body, client)
             except UnknownFieldError as error:
                 self.unknown.append(f"GraphQL field {error}")
             except Exception as error:  # a mistake in here must not look like a flaky network
                 self.unknown.append(f"{request.method} {request.path} {request.operation}: {error!r}")
             return 400, b'{"errors": [{"message": "not known to the stand-in server"}]}', {}
 
-    def _answer(self, request, body):
+    def _answer(self, request, body, client):
         path = urlsplit(request.path).path
         if path == "/graphql":
             call = json.loads(body)
@@ -77,7 +77,7 @@ class WandbServer:
             return 200, json.dumps({"data": data}).encode(), {}
         if stream := re.fullmatch(r"/files/([^/]+)/([^/]+)/([^/]+)/file_stream", path):
             run = self.store.runs[tuple(map(unquote, stream.groups()))]
-            _append(run, json.loads(body or b"{}"))
+            _append(run, json.loads(body or b"{}"), client)
             return 200, b"{}", {}
         if blob := re.fullmatch(r"/blob/(run|artifact|manifest)/([^/]+)/(.+)", path):
             return self._blob(request.method, blob[1], blob[2], unquote(blob[3]), body)
@@ -102,11 +102,11 @@ class WandbServer:
         return (200, files[name], {}) if name in files else (404, b"", {})
 
 
-def _append(run, data):
+def _append(run, data, client):
     for name, chunk in (data.get("files") or {}).items():
         lines, offset = chunk["content"], chunk["offset"]
         if name == "wandb-history.jsonl":
-            run.history[offset : offset + len(lines)] = lines
+            run.streams.setdefault(client, [])[offset : offset + len(lines)] = lines
         elif name == "wandb-events.jsonl":
             run.events[offset : offset + len(lines)] = lines
         elif name == "wandb-summary.json":
@@ -130,13 +130,14 @@ class _Handler(BaseHTTPRequestHandler):
             found = re.search(r"\b(?:query|mutation)\s+(\w+)", json.loads(body).get("query", ""))
             operation = found[1] if found else ""
         request = Request(self.command, self.path, operation)
+        client = self.headers.get("X-Wandb-Async-Client-Id", "")
         time.sleep(self.owner.delay_s)
         fault = self.owner.fault(request)
         if fault == DROP:
             self.close_connection = True
             self.connection.close()
             return
-        status, content, headers = (fault, b"{}", {}) if fault else self.owner.answer(request, body)
+        status, content, headers = (fault, b"{}", {}) if fault else self.owner.answer(request, body, client)
         self.send_response(status)
         for name, value in {"Content-Type": "application/json", "Content-Length": len(content), **headers}.items():
             self.send_header(name, str(value))

@@ -29,7 +29,7 @@ class Run:
     tags: list = field(default_factory=list)
     config: dict = field(default_factory=dict)
     summary: dict = field(default_factory=dict)
-    history: list = field(default_factory=list)
+    streams: dict = field(default_factory=dict)  # history lines by client: those of a shared run count for themselves
     events: list = field(default_factory=list)
     files: dict = field(default_factory=dict)
     alerts: list = field(default_factory=list)
@@ -43,6 +43,10 @@ class Run:
         if self.exit_code is None:
             return "running"
         return "finished" if self.exit_code == 0 else "preempted" if self.preempting else "failed"
+
+    @property
+    def history(self):
+        return [line for lines in self.streams.values() for line in lines]
 
     def rows(self):
         return [json.loads(line) for line in self.history]
@@ -221,8 +225,9 @@ class Store:
             key = (v.get("entity") or ENTITY, v.get("project") or "uncategorized", v["name"])
             inserted = key not in self.runs
             run = self.runs.setdefault(key, Run(*key, number=next(self._numbers)))
-            run.exit_code, run.preempting = None, False
-            run.starts += 1
+            if inserted or run.exit_code is not None:  # else it is the configuration of a run that goes on
+                run.exit_code, run.preempting = None, False
+                run.starts += 1
         run.display_name = v.get("displayName") or run.display_name
         run.group, run.job_type = v.get("groupName") or run.group, v.get("jobType") or run.job_type
         run.tags = v.get("tags") or run.tags
