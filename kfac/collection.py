@@ -90,13 +90,11 @@ class StatisticsCollector:
     def _reset(self) -> None:
         self._sides = {side: [Side() for _ in self._layers] for side in "AG"}
         self._progress = [Progress() for _ in self._layers]
-        self._calls_before = list(self._calls_seen)
         self._untold = False
         self.contexts = 0
 
     def discard(self) -> None:
-        """Forget the step under way, and what it seemed to teach."""
-        self._calls_seen = self._calls_before
+        """Forget the step under way, so that :meth:`begin` learns nothing from it."""
         self._reset()
 
     def begin(self, collecting: bool) -> None:

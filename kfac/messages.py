@@ -84,4 +84,3 @@ class MessageQueue:
             message, buffer, work = self._flights.popleft()
             work.wait()
             yield message, buffer
-            del buffer, work  # else they would live until the next one has arrived

@@ -187,11 +187,13 @@ class TwoRanks(LocalCommunicator):
 
 def test_a_constructor_that_fails_leaves_no_hook():
     model = mlp()
-    with pytest.raises(ValueError, match="factor_interval"):
-        KFAC(model, KFACConfig(factor_interval=lambda step: 0))
-    with pytest.raises(ValueError, match="factor_interval"):
-        KFAC(model, KFACConfig(factor_interval=lambda step: 0), average_gradients=True, communicator=TwoRanks())
+    config = KFACConfig(factor_interval=lambda step: 0)
+    with pytest.raises(ValueError, match="factor_interval") as alone:  # what is raised keeps the object alive
+        KFAC(model, config)
+    with pytest.raises(ValueError, match="factor_interval") as averaging:
+        KFAC(model, config, average_gradients=True, communicator=TwoRanks())
     assert hooks_of(model) == 0
+    assert alone.tb is not averaging.tb
     KFAC(model)
 
 
