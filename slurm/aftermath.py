@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ HOPELESS = ("ConfigError", "NonFiniteError")
 STOPPED = (128 + 12, 128 + 15, -12, -15)
 """Ended by SIGUSR2 or SIGTERM itself: asked to stop before it could listen."""
 MANIFEST_WAIT_S = 30.0
+DONE = 3
+STOPPED_SHORT = 75
+"""Exit status of what was asked to stop and can be continued (sysexits.h: EX_TEMPFAIL)."""
 
 
 @dataclass(frozen=True)
@@ -115,17 +119,23 @@ def _iterations_done(path: Path) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 if the job is to be queued again, 1 if not."""
+    """Exit status 0: the job is to be queued again, 3: its run has finished, 75: neither."""
     sweep, job, code = arguments or sys.argv[1:]
     folder, end_s = Path(sweep), time.monotonic() + MANIFEST_WAIT_S
     while (submission := manifest.of_job(folder, job)) is None and time.monotonic() < end_s:
         time.sleep(0.5)  # a quick job is over before the one who submitted it has written down its number
     if submission is None:
         print(f"{folder} knows no job {job}", file=sys.stderr)  # noqa: T201
-        return 1
+        return STOPPED_SHORT
     again = settle(folder, submission, int(code), job_facts())
-    print(f"job {job} ended with {code}: {'queued again' if again else 'not queued again'}", flush=True)  # noqa: T201
-    return int(not again)
+    if again:
+        print(f"job {job} ended with {code}: queued again", flush=True)  # noqa: T201
+        return 0
+    with suppress(ValueError):
+        if RunRecord.load(record_path(submission)).status == FINISHED:
+            return DONE
+    print(f"job {job} ended with {code}: not queued again", flush=True)  # noqa: T201
+    return STOPPED_SHORT
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-INTERRUPTED = 75
-"""The exit status of a run that was asked to stop and can be continued (sysexits.h: EX_TEMPFAIL)."""
+USAGE_ERROR = 2
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class TrainingJob:
         from experiments.settings import ConfigError
 
         os.environ |= dict.fromkeys(THREAD_VARIABLES, str(self.config["threads"]))  # read when torch is loaded
-        from experiments.records import INTERRUPTED as ASKED_TO_STOP
         from experiments.train import run_rank
 
         # Only SLURM's: what the submitting shell had of RANK or MASTER_ADDR is not about this job.
@@ -50,10 +48,9 @@ class TrainingJob:
         # A requeued job continues what it began, also when it was asked to start over.
         first = variables.get("SLURM_RESTART_COUNT", "0") == "0"
         try:
-            status = run_rank({**self.config, "rerun": self.config["rerun"] and first}, rank, stop)
+            # Asked to stop, it returns as if finished: the record tells the difference (slurm.aftermath), and srun,
+            # which ends all ranks when one exits with an error, is not needed for it.
+            run_rank({**self.config, "rerun": self.config["rerun"] and first}, rank, stop)
         except ConfigError as error:
             print(f"error: {error}", file=sys.stderr)  # noqa: T201
-            sys.exit(2)
-        # Only rank 0, which ends last (it keeps the record): srun ends the others where one has failed.
-        if status == ASKED_TO_STOP and rank.rank == 0:
-            sys.exit(INTERRUPTED)
+            sys.exit(USAGE_ERROR)

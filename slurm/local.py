@@ -129,7 +129,7 @@ def main() -> int:
     from experiments.ranks import die_with_parent
     from experiments.settings import ConfigError
     from experiments.train import run_here
-    from slurm.job import INTERRUPTED
+    from slurm.aftermath import STOPPED_SHORT
 
     die_with_parent(os.getppid())
     sweep, run_id = Path(sys.argv[1]), sys.argv[2]
@@ -144,7 +144,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return STOPPED_SHORT
     return 0
 
 

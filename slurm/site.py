@@ -20,9 +20,12 @@ job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
 # Only if this start is still the job's own: it may have been cancelled, or started again elsewhere.
 current() { scontrol -o show job "$job" | grep -q "JobState=RUNNING .* Restarts=${SLURM_RESTART_COUNT:-0} "; }
-if [ $code -ne 0 ] && %(python)s -m slurm.aftermath %(sweep)s "$job" $code && current; then
+%(python)s -m slurm.aftermath %(sweep)s "$job" $code
+verdict=$?
+if [ $verdict -eq 0 ] && current; then
   scontrol requeue "$job" && sleep 120
 fi
+[ $code -eq 0 ] && [ $verdict -eq 75 ] && code=75
 exit $code"""
 """What follows srun in the batch script: a run that stopped with a checkpoint, or crashed, is queued again."""
 

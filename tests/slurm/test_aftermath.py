@@ -43,7 +43,8 @@ def test_what_would_fail_again_is_not_tried_again(error):
 @pytest.mark.parametrize(
     ("status", "segment", "code", "how"),
     [
-        ("interrupted", JOB, 137, "interrupted"),  # srun killed the others at rank 0's exit
+        ("interrupted", JOB, 0, "interrupted"),  # asked to stop, all ranks return
+        ("interrupted", JOB, 137, "interrupted"),
         ("failed", JOB, 1, "failed"),
         ("running", JOB, 137, "failed"),
         ("running", JOB, 140, "interrupted"),  # SIGUSR2 before anybody listened
@@ -80,7 +81,7 @@ def test_killed_ranks_are_written_down_and_counted(job, capsys):
     record = RunRecord.load(sweep / "r")
     assert (record.status, record.head["error"]["message"]) == ("failed", "killed: exit status 137 (signal 9)")
     assert record.head["segments"][-1]["job"] == "5_0"
-    assert main([str(sweep), "5_0", "137"]) == 1
+    assert main([str(sweep), "5_0", "137"]) == 75
     assert "not queued again" in capsys.readouterr().out
     lines = (sweep / submission.logs / "attempts.jsonl").read_text().splitlines()
     assert [json.loads(line)["outcome"] for line in lines] == ["failed", "failed"]
@@ -93,9 +94,10 @@ def test_a_finished_run_is_left_alone(job):
     before = (sweep / "r" / "run.json").read_bytes()
     assert not settle(sweep, submission, 1, {"job": "5_0", "restart": 0})  # as if a rank had died while leaving
     assert (sweep / "r" / "run.json").read_bytes() == before
+    assert main([str(sweep), "5_0", "0"]) == 3
 
 
 def test_a_job_that_the_manifest_does_not_know(job, monkeypatch, capsys):
     monkeypatch.setattr("slurm.aftermath.MANIFEST_WAIT_S", 0)
-    assert main([str(job[0]), "6", "1"]) == 1
+    assert main([str(job[0]), "6", "1"]) == 75
     assert "knows no job 6" in capsys.readouterr().err

@@ -15,13 +15,13 @@ from tests.slurm.test_status import submission
 from tests.slurm.test_survival import until
 
 TINY = (
-    "model=mlp", "model.hidden=[8]", "cluster=default", "batch_size=16", "tracking=none", "timeline.count=0",
-    "evaluation.every=1000", "progress=1", "schedule=kfac",
+    "model=mlp", "model.hidden=[8]", "data.image_size=8", "cluster=default", "batch_size=16",
+    "tracking=none", "timeline.count=0", "evaluation.every=1000", "progress=1", "schedule=kfac",
 )  # fmt: skip
 
 
 def test_a_grid_is_run_once_watched_and_interrupted_and_continued(tmp_path):
-    overrides = ("-m", *TINY, "iterations=60", "seed=0,1", f"runs={tmp_path}", "sweep=s", "site=local")
+    overrides = ("-m", *TINY, "iterations=200", "seed=0,1", f"runs={tmp_path}", "sweep=s", "site=local")
     overrides += ("site.parallel=2",)
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.train", *overrides], cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -40,7 +40,7 @@ def test_a_grid_is_run_once_watched_and_interrupted_and_continued(tmp_path):
     assert {row.state for row in sweep_status(sweep)} == {"finished"}
     for path in sweep.glob("*/run.json"):
         record = RunRecord.load(path.parent)
-        assert [row["iter"] for row in record.rows() if row["kind"] == "train"] == list(range(60))
+        assert [row["iter"] for row in record.rows() if row["kind"] == "train"] == list(range(200))
     assert all(is_local(s.job_id) for s in manifest.read(sweep).submissions.values())
 
 

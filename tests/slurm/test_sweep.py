@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 ITERATIONS = 4
 SCHEDULES = ("dkfac", "mpdkfac", "spdkfac")
 TINY = (
-    "model=mlp", "model.hidden=[16]", "data=digits", "cluster=default", f"iterations={ITERATIONS}", "batch_size=16",
-    "world_size=2", "tracking=none",
+    "model=mlp", "model.hidden=[16]", "data.image_size=8", "cluster=default", f"iterations={ITERATIONS}",
+    "batch_size=16", "world_size=2", "tracking=none",
 )  # fmt: skip
 SLURM = ("site=local_cluster", "site.array_parallelism=1")
 
