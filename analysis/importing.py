@@ -242,8 +242,8 @@ def rows_of(history: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) ->
             }
             if "loss" not in found and "accuracy" not in found:
                 continue
-            if kind == "eval" and names["train.epoch"] in row:
-                found["epoch"] = _number(row[names["train.epoch"]])
+            if kind == "eval" and (epoch := names["train.epoch"]) in row:
+                found["epoch"] = _number(row[str(epoch)])
             rows.append({"kind": kind, "iter": number, **found})
             if kind == "train" and isinstance(row.get("_timestamp"), (int, float)):
                 stamps.append((number, float(row["_timestamp"])))

@@ -138,10 +138,11 @@ def sync_run(record: RunRecord, options: SyncOptions) -> Outcome:
             logger.warning("%s: %s", record.path.name, error)
             found = replace(found, result=UNREACHABLE, missing=str(error))
             continue
-        found = replace(found, **counts(record, stored, lacking), missing=str(lacking) if lacking else "")
+        arrived: dict[str, Any] = counts(record, stored, lacking)
+        found = replace(found, **arrived, missing=str(lacking) if lacking else "")
         found = replace(found, result=INCOMPLETE if lacking else COMPLETE, url=stored.url)
         if not lacking:
-            ledger.verify(mark, counts(record, stored, lacking), stored.url)
+            ledger.verify(mark, arrived, stored.url)
             break
     return found
 

@@ -187,7 +187,8 @@ def _take_run(run: OfflineRun, fields: Fields) -> None:
 def _items(message: bytes, number: int) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Keys and values of the items in a history, summary or config record."""
     for item in map(_fields, _fields(message).get(number, ())):
-        keys = tuple(key.decode() for key in item.get(_ITEM_NESTED_KEY) or item.get(_ITEM_KEY, ()))
+        found: list[bytes] = item.get(_ITEM_NESTED_KEY) or item.get(_ITEM_KEY) or []
+        keys = tuple(key.decode() for key in found)
         if keys:
             yield keys, _value(item)
 

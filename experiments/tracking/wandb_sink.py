@@ -163,7 +163,10 @@ class WandbSink:
             self._run.summary["end_reason"] = status
         if status == INTERRUPTED:
             self._run.mark_preempting()
-        self._run.finish(exit_code=0 if status == FINISHED else 1)
+        exit_code = 0 if status == FINISHED else 1
+        self._run.finish(exit_code=exit_code)
+        if self._run.offline:  # W&B's process may still be writing the file; when it has ended, all is there
+            self._wandb.teardown(exit_code=exit_code)
 
 
 def trace_artifact(run: str, iteration: int) -> str:
