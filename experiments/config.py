@@ -20,11 +20,11 @@ from experiments.groups import (
     ProfilingSettings,
     ScheduleSettings,
     TimelineSettings,
-    TrackingSettings,
 )
 from experiments.models import AUTOENCODER, MODEL_NAMES, TEXT_MODELS
 from experiments.objectives import summed_terms
 from experiments.settings import ConfigError, at_least, file_name, fits, folder, one_of, read
+from experiments.tracking.settings import TrackingSettings
 from kfac.config import KFACConfig
 from kfac.planning import ClusterProfile, ModelProfile
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model, shipped_names

@@ -9,7 +9,6 @@ from typing import Any
 from experiments.data import DATA_NAMES
 from experiments.models import ACTIVATIONS, AUTOENCODER, MODEL_NAMES, POOLINGS
 from experiments.settings import ConfigError, at_least, file_name, fits, one_of
-from experiments.tracking.settings import TrackingSettings as TrackingSettings
 from kfac.planning import ScheduleConfig
 from kfac.schedules import AUTO, NAMED_SCHEDULES
 
