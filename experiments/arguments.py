@@ -11,6 +11,8 @@ from experiments.settings import ConfigError
 
 SEVERAL = ("tracking",)
 """Groups of which a list may be chosen."""
+OPTIONAL = ("site",)
+"""Groups that may be left out."""
 _CHOICE = re.compile(r"\+{0,2}([a-z_]+)=(.*)", re.DOTALL)
 _NO_NAME = re.compile(r"null|true|false|~|\[.*|[+-]?[\d.]+(e[+-]?\d+)?|", re.DOTALL | re.IGNORECASE)
 OVERRIDES_EXAMPLE = "'kfac.overrides=[{pattern: layer1.*, damping: 0.1}]'"
@@ -31,6 +33,8 @@ def check_arguments(arguments: Iterable[str]) -> None:
         values = match[2].split(",") if match else []  # several in a sweep
         if match and match[1] in SEVERAL and re.fullmatch(r"\[[\w, ]+\]", match[2]):
             values = []
+        if match and match[1] in OPTIONAL:
+            values = [value for value in values if value != "null"]
         if choices and any(_NO_NAME.fullmatch(value.strip()) for value in values):
             raise ConfigError(f"{argument} is not one of: {', '.join(choices)}")
 

@@ -184,8 +184,8 @@ def _unknown_key(name: str, key: str) -> str:
     if not isinstance(level, dict) or not level:
         level, group = known, ""
     names = [other for other in level if other != "_target_"]
-    if key.startswith("hydra.launcher.") or (key.startswith("site.") and "site" not in known):
-        return f"unknown key {key}: choose site=slurm, local or your own, which have such keys (site.KEY)"
+    if key.startswith("hydra.launcher.") or (key.split(".", maxsplit=1)[0] == "site" and "site" not in known):
+        return f"unknown key {key}: choose site=slurm, site=local or one of your own, which have keys (site.KEY)"
     near = [f"{group}.{other}" if group else other for other in difflib.get_close_matches(leaf, names, 1)]
     same = [other for other in flat if other.split(".")[-1] == leaf]
     similar = near if group.startswith("hydra") else same or near or difflib.get_close_matches(key, flat, 1)

@@ -21,12 +21,15 @@ def serve(path):
     import submitit.core.submission  # noqa: F401
     import torch
 
-    import experiments.train
-    import experiments.training  # noqa: F401
+    import experiments.records
+    import experiments.training
     import slurm.aftermath
     import slurm.job  # noqa: F401
 
     torch.set_num_threads(1)
+    for name in ("code_identity", "environment_facts"):  # git and others are asked once
+        answer_ = getattr(experiments.records, name)()
+        setattr(experiments.records, name, lambda found=answer_: found)
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
     server.listen(64)
