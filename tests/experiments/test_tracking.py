@@ -392,7 +392,7 @@ def test_a_step_costs_little(tmp_path, wandb_client):
         tracker.flush()
         costs_s.append((time.process_time() - start) / 10)
     tracker.finish("finished")
-    # 0.1 ms where nothing else runs (docs/wandb.md); on a machine that is shared the same instructions take longer.
+    # The goal is 0.2 ms of wall-clock on an idle machine; a shared one takes several times as long for the same work.
     assert statistics.median(costs_s) < 1e-3
 
 
