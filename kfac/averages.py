@@ -42,7 +42,9 @@ class RunningAverages:
         correction: EigenvalueCorrection | None,
     ) -> None:
         self._plan, self._layers, self._factors = plan, layers, factors
-        self._world_size, self._recorder = communicator.world_size, recorder
+        # Sums that do not travel are those of one rank.
+        self._ranks = 1 if plan.schedule.factor_collective == "none" else communicator.world_size
+        self._recorder = recorder
         self._warned, self._correction = warned, correction
 
     def update(self, received: Received, step: int) -> None:
@@ -55,12 +57,12 @@ class RunningAverages:
         """
         if not received:
             return
-        if all(count == 0 for _, count in received.values()):
+        if all(sums.count == 0 for sums in received.values()):
             raise RuntimeError(
                 "step() without any statistics: no layer has seen a forward and a backward pass since the last step(). "
                 "Where torch.compile has been at work, give KFAC the compiled model, or make it before the first call"
             )
-        if not any(received[i][1] for i in received if self._plan.factors[i].side == "G"):
+        if not any(received[i].count for i in received if self._plan.factors[i].side == "G"):
             self._warn(
                 "loss terms",
                 "no target of a step counts as a loss term (all equal ignore_index): its statistics are left out",
@@ -71,14 +73,15 @@ class RunningAverages:
         scales: list[float | None] = [None] * len(self._layers)
         with self._recorder.span("FactorComp", "running averages"):
             for i in sorted(received):
-                total, count = received.pop(i)
+                sums = received.pop(i)
                 layer, side = self._layers[i // 2], self._plan.factors[i].side
-                if count == 0:
+                if sums.count == 0:
                     self._warn_unused(layer.name)
                     continue
                 options = layer.config
-                scale = factor_scale(options.scaling, side, count, self._world_size, options.loss_reduction)
-                self._factors[i].update(total, scale, decays[i // 2], options.average_from == "identity")
+                scale = factor_scale(options.scaling, side, sums.count, self._ranks, options.loss_reduction)
+                identity = options.average_from == "identity"
+                self._factors[i].update(sums.total, scale, decays[i // 2], identity, sums.trace)
                 scales[i // 2] = scale if side == "G" else None  # G comes last
         if self._correction:
             self._correction.update(scales, decays)

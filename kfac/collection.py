@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -45,6 +45,7 @@ class StatisticsCollector:
         loss_scale: what output gradients are divided by.
         guards: are told what has run.
         correction: of eigenvalues; is given inputs and output gradients together.
+        wanted: the layers (indices) whose statistics this rank computes; None: all of them.
 
     Attributes:
         loss_terms: of the backward pass under way or to come; None: one per sample.
@@ -64,8 +65,10 @@ class StatisticsCollector:
         loss_scale: LossScale,
         guards: Guards,
         correction: EigenvalueCorrection | None = None,
+        wanted: Collection[int] | None = None,
     ) -> None:
         self._layers = layers
+        self._wanted = frozenset(range(len(layers)) if wanted is None else wanted)
         self._scaling = scaling
         self._dtype = dtype
         self._passes = accumulation_steps
@@ -165,9 +168,12 @@ class StatisticsCollector:
         index, progress, layer, x = call.index, call.progress, self._layers[call.index], call.x
         assert x is not None
         self._count_call(index)
+        if index not in self._wanted:
+            call.x = None
+            return
+        side = self._sides["A"][index]
         with self._computing(f"A {layer.name}", x):
             weight, _ = position_weights(self._scaling, call.positions, layer.kind == "convolution")
-            side = self._sides["A"][index]
             layer.add_a_statistic(self._wide(x), side.sum(layer.a, self._like(x)), weight, call.module)
         side.count += max(0, x.shape[0] - progress.a_samples)
         progress.a_samples = max(progress.a_samples, x.shape[0])
@@ -242,6 +248,16 @@ class StatisticsCollector:
             self._add_input(call)
             call.deferred = False
         call.seen = last
+        if index in self._wanted:
+            self._add_gradient(call, gradient)
+        self._count_gradient(index, layer.batched(gradient).shape[0])
+        if last:
+            call.x = None
+            progress.open_calls -= 1
+            self._report(index)
+
+    def _add_gradient(self, call: Call, gradient: Tensor) -> None:
+        index, progress, layer = call.index, call.progress, self._layers[call.index]
         with self._computing(f"G {layer.name}", gradient), call.as_it_ran():
             g = self._loss_scale.removed_from(layer.batched(gradient.detach()), self._dtype)
             x = None if call.x is None else self._wide(call.x)
@@ -250,11 +266,6 @@ class StatisticsCollector:
             if self._correction is not None and self._corrects(index) and x is not None:
                 self._correction.add(index, x, g, call.module, progress.pass_calls > 1)
             layer.add_g_statistic(g, side.sum(layer.g, g), weight, call.module, x)
-        self._count_gradient(index, g.shape[0])
-        if last:
-            call.x = None
-            progress.open_calls -= 1
-            self._report(index)
 
     def _count_gradient(self, index: int, samples: int) -> None:
         progress, side = self._progress[index], self._sides["G"][index]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,14 +14,33 @@ from kfac.communication import Communicator
 from kfac.curvature.packing import pack
 from kfac.planning import Message, Plan
 
-Received = dict[int, tuple[Tensor, float]]
-"""Per factor its sum over all ranks (packed triangles, unless one is alone), and the count of samples or loss terms."""
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a step's statistics of one factor come to.
+
+    Args:
+        total: the sum over all ranks (packed triangles, unless one is alone); None where only another rank has it.
+        count: of samples or loss terms.
+        trace: of the sum, where it travels beside it.
+    """
+
+    total: Tensor | None
+    count: float
+    trace: float | None = None
+
+
+Received = dict[int, Sums]
+"""By factor."""
 
 
 class FactorExchange:
     """Packs a step's statistics into the Plan's messages and takes them out again.
 
     A message holds the packed triangles of its factors and, behind them, one count (of samples or loss terms) each.
+    Where the Plan has a summary, because not every rank gets all sums in full, counts and traces travel in it instead:
+    what every rank must know. As a sum of squares is finite only if all its entries are (Cauchy-Schwarz), the trace
+    also says whether the sum is.
 
     Args:
         plan: the Plan.
@@ -30,33 +51,64 @@ class FactorExchange:
 
     def __init__(self, plan: Plan, collector: StatisticsCollector, communicator: Communicator, like: Tensor) -> None:
         self._plan, self._collector, self._communicator, self._like = plan, collector, communicator, like
+        self._dtype = like.dtype if plan.schedule.message_dtype == "full" else torch.bfloat16
         self.begin()
 
     def begin(self) -> None:
         """Start a step."""
         self._local_sums: list[tuple[tuple[int, ...], Tensor]] = []
+        self._local: dict[int, tuple[float | Tensor, Tensor]] = {}
+        self._kept: dict[int, Tensor] = {}
 
     def _parts(self, items: Sequence[int], buffer: Tensor) -> tuple[list[Tensor], Tensor]:
         """Views of a message's triangles and of its counts."""
-        *triangles, counts = buffer.split([*(self._plan.factors[i].elements for i in items), len(items)])
-        return triangles, counts
+        counts = 0 if self._plan.summarised else len(items)
+        *triangles, rest = buffer.split([*(self._plan.factors[i].elements for i in items), counts])
+        return triangles, rest
 
     def pack(self, items: Sequence[int]) -> Tensor:
         """The message of the factors ``items``; a factor without a statistic is zero, with no samples."""
+        summarised = self._plan.summarised
         elements = sum(self._plan.factors[i].elements for i in items)
-        buffer = self._like.new_empty(elements + len(items))
+        buffer = self._like.new_empty(elements + (0 if summarised else len(items)), dtype=self._dtype)
         triangles, counts = self._parts(items, buffer)
         samples: list[float | Tensor] = []
         for i, triangle in zip(items, triangles, strict=True):
             total, count = self._collector.take(self._plan.factors[i].side, i // 2)
             samples.append(count)
+            if summarised:
+                self._local[i] = count, self._trace(total)
             if total is None:
                 triangle.zero_()
             else:
                 pack(total, triangle)
-        self._local_sums.append((tuple(items), buffer[:elements].sum()))
-        counts.copy_(_row(samples, buffer))
+        if not summarised:
+            self._local_sums.append((tuple(items), buffer[:elements].sum()))
+            counts.copy_(_row(samples, buffer))
         return buffer
+
+    def _trace(self, total: Tensor | None) -> Tensor:
+        return self._like.new_zeros(()) if total is None else total.diagonal(dim1=1, dim2=2).sum()
+
+    def summary(self) -> Tensor:
+        """Counts of all factors and then their traces, of this rank; where factors do not travel, of those it owns."""
+        if self._plan.schedule.factor_collective == "none":
+            self._keep()
+        zero = self._like.new_zeros(())
+        local = [self._local.get(i, (0.0, zero)) for i in range(len(self._plan.factors))]
+        traces = torch.stack([trace for _, trace in local])
+        return torch.cat([_row([count for count, _ in local], traces).to(traces), traces])
+
+    def _keep(self) -> None:
+        """Take the statistics that this rank uses alone; the others are dropped."""
+        for i, spec in enumerate(self._plan.factors):
+            total, count = self._collector.take(spec.side, i // 2)
+            if self._plan.inverse_owner[i] != self._communicator.rank:
+                continue
+            self._local[i] = count, self._trace(total)
+            if total is not None:
+                self._kept[i] = total.new_empty(spec.elements)
+                pack(total, self._kept[i])
 
     @property
     def nothing(self) -> Tensor:
@@ -71,31 +123,49 @@ class FactorExchange:
             self._like.new_zeros(spec.blocks, spec.dim, spec.dim) if total is None else total
             for spec, (total, _) in zip(self._plan.factors, taken, strict=True)
         ]
-        return dict(enumerate(zip(totals, counts, strict=True)))
+        return {i: Sums(total, count) for i, (total, count) in enumerate(zip(totals, counts, strict=True))}
 
-    def unpack(self, messages: Sequence[tuple[Message, Tensor]]) -> Received:
-        """The factors of summed messages; waits once for the device."""
+    def unpack(self, messages: Sequence[tuple[Message, Tensor]], summary: Tensor | None = None) -> Received:
+        """The factors of summed messages and, where there is one, of the summed summary; waits once for the device."""
+        if summary is not None:
+            return self._summarised(messages, summary)
         if not messages:
             return {}
         samples = torch.cat([self._parts(message.items, buffer)[1] for message, buffer in messages]).tolist()
         items = [i for message, _ in messages for i in message.items]
         triangles = [t for message, buffer in messages for t in self._parts(message.items, buffer)[0]]
-        return {i: (t, n) for i, t, n in zip(items, triangles, samples, strict=True)}
+        return {i: Sums(t, n) for i, t, n in zip(items, triangles, samples, strict=True)}
+
+    def _summarised(self, messages: Sequence[tuple[Message, Tensor]], summary: Tensor) -> Received:
+        totals = self._kept
+        for message, buffer in messages:
+            if message.root in (None, self._communicator.rank):
+                triangles, _ = self._parts(message.items, buffer.to(self._like.dtype))
+                totals.update(zip(message.items, triangles, strict=True))
+        numbers = summary.tolist()
+        count = len(self._plan.factors)
+        return {i: Sums(totals.pop(i, None), numbers[i], numbers[count + i]) for i in range(count)}
 
     def fault(self, received: Received) -> str | None:
         """What is not finite and on which ranks it came up, or None; collective where it is not None.
 
         All ranks hold the same sums, so that they agree on whether there is a fault.
         """
-        if not received or bool(torch.isfinite(torch.stack([t.sum() for t, _ in received.values()])).all()):
+        if not received:
             return None
-        bad = {i for i, (triangle, _) in received.items() if not bool(torch.isfinite(triangle).all())}
+        if self._plan.summarised:
+            bad = {i for i, sums in received.items() if sums.trace is not None and not math.isfinite(sums.trace)}
+            locally = [self._local[i][1] for i in bad if i in self._local]
+        else:
+            totals = {i: sums.total for i, sums in received.items() if sums.total is not None}
+            if bool(torch.isfinite(torch.stack([total.sum() for total in totals.values()])).all()):
+                return None
+            bad = {i for i, total in totals.items() if not bool(torch.isfinite(total).all())}
+            locally = [total for items, total in self._local_sums if bad.intersection(items)]
         if not bad:
             return None  # finite entries whose sum overflows
         alone = self._communicator.world_size == 1
-        guilty = alone or any(
-            not bool(torch.isfinite(total)) for items, total in self._local_sums if bad.intersection(items)
-        )
+        guilty = alone or any(not bool(torch.isfinite(total)) for total in locally)
         ranks = [rank for rank, flag in enumerate(self._communicator.all_gather_object(guilty)) if flag]
         names = [f"{self._plan.factors[i].side} of {self._plan.factors[i].layer}" for i in sorted(bad)]
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kfac.averages import RunningAverages
 from kfac.collection import StatisticsCollector
-from kfac.communication import Communicator
+from kfac.communication import Communicator, Work
 from kfac.config import KFACConfig
 from kfac.ekfac import EigenvalueCorrection
 from kfac.exchange import FactorExchange, Received
@@ -18,7 +18,7 @@ from kfac.factors import FactorState
 from kfac.fisher_context import FisherContext
 from kfac.gradients import GradientAverager, GradientsRead
 from kfac.guards import Guards
-from kfac.inversion import dampings, invert
+from kfac.inversion import FactorInversionError, Inversions, dampings
 from kfac.layers import GradientAccess, KFACLayer
 from kfac.loss_scale import LossScale
 from kfac.messages import MessageQueue
@@ -69,6 +69,7 @@ class Execution:
         self._plan, self._recorder, self._config = plan, recorder, config
         self._communicator, self._loss_scale = communicator, loss_scale
         self._alone = communicator.world_size == 1
+        self._local = plan.schedule.factor_collective == "none" and not self._alone
         self._guards = Guards(warned)
         self._queue = MessageQueue(communicator, recorder, self._pack)
         self._correction: EigenvalueCorrection | None = None
@@ -93,6 +94,7 @@ class Execution:
                 loss_scale=loss_scale,
                 guards=self._guards,
                 correction=self._correction,
+                wanted=plan.statistics_of(communicator.rank),
             )
             like = torch.empty(0, dtype=dtype, device=self.layers[0].parameters[0].device)
             self.exchange = FactorExchange(plan, self._collector, communicator, like)
@@ -120,7 +122,7 @@ class Execution:
         if self.exchange:
             self.exchange.begin()
         if self._averager:
-            self._averager.begin(watching=not collecting)
+            self._averager.begin(watching=self._local or not collecting)
         wanted = {"gradient"} if self._averager else set()
         wanted |= {"A", "G"} if collecting else set()
         self._queue.begin([m for m in self._plan.messages if m.kind in wanted])
@@ -152,6 +154,7 @@ class Execution:
         if self._collector and self._collector.collecting:
             self._collector.finish()
         self._queue.flush()
+        summary = self._summarise()
         factors: list[tuple[Message, Tensor]] = []
         for message, buffer in self._queue.receive():
             if message.kind == "gradient":
@@ -161,7 +164,46 @@ class Execution:
                 factors.append((message, buffer))
         if self._alone and self.exchange and self._collector and self._collector.collecting:
             return self.exchange.local()
-        return self.exchange.unpack(factors) if self.exchange else {}
+        if summary is not None:
+            summary[1].wait()
+        return self.exchange.unpack(factors, summary and summary[0]) if self.exchange else {}
+
+    def precondition(self, access: GradientAccess, step: int, inverting: bool, strength: float) -> None:
+        """Invert the factors, if that is due, and replace the gradients by preconditioned ones; collective.
+
+        Args:
+            access: where gradients are.
+            step: at which numbers that vary in training hold.
+            inverting: whether factors are inverted.
+            strength: multiplies every layer's damping.
+
+        Raises:
+            FactorInversionError: on every rank; everything is then as before.
+        """
+        ranks = self._plan, self._communicator, self._recorder
+        inversions: Inversions | None = None
+        if inverting:
+            damping = dampings(self.layers, self.factors, step, strength)
+            interval = self._config.at("inverse_interval", step)
+            inversions = Inversions(self.layers, self.factors, damping, interval, *ranks)
+        kl_clip = self._config.at("kl_clip", step)
+        parts = self.layers, self.factors, access, *ranks
+        try:
+            precondition_gradients(*parts, step=step, kl_clip=kl_clip, strength=strength, inversions=inversions)
+        except FactorInversionError:
+            if inversions:
+                inversions.undo()
+            raise
+
+    def _summarise(self) -> tuple[Tensor, Work] | None:
+        """Send what every rank must know of the factors, where their messages do not say it."""
+        if not (self._plan.summarised and self.exchange and self._collector and self._collector.collecting):
+            return None
+        with self._recorder.span("FactorComp", "summary"):
+            buffer = self.exchange.summary()
+        work = self._communicator.all_reduce(buffer, "kfac_FactorComm")
+        self._recorder.flight("FactorComm", "summary", work)
+        return buffer, work
 
     def discard(self) -> None:
         """Forget the step under way; collective where messages travel: what has left on one rank leaves on all."""
@@ -186,8 +228,10 @@ class Execution:
             it, and how gradients are read from now on.
         """
         assert self.exchange is not None
-        if received or self._loss_scale.enabled:  # a scaler asks for finite gradients itself
-            return self.exchange.fault(received), access
+        # A scaler asks for finite gradients itself; a rank that computes no statistics may have gradients that are not.
+        fault = self.exchange.fault(received)
+        if self._loss_scale.enabled or fault is not None or (received and not self._local):
+            return fault, access
         read = GradientsRead(access, parameters)
         known = self._averager is not None or self._alone
         return gradient_fault(model, read.gradients, self._guilty_ranks if known else None), read
@@ -197,22 +241,6 @@ class Execution:
         everyone = self._communicator.all_gather_object(finite)
         ranks = [str(rank) for rank, fine in enumerate(everyone) if not fine]
         return f"rank(s) {', '.join(ranks)}" if ranks else "the sum over the ranks (overflow)"
-
-    def invert(self, step: int, strength: float) -> None:
-        """Invert the factors for the steps from ``step`` on, with damping times ``strength``; collective.
-
-        Raises:
-            FactorInversionError: on every rank, if a damped factor cannot be inverted.
-        """
-        damping = dampings(self.layers, self.factors, step, strength)
-        interval = self._config.at("inverse_interval", step)
-        invert(self.layers, self.factors, damping, interval, self._plan, self._communicator, self._recorder)
-
-    def precondition(self, access: GradientAccess, step: int, strength: float) -> None:
-        """Precondition the gradients in place."""
-        with self._recorder.span("Precondition", "precondition"):
-            kl_clip = self._config.at("kl_clip", step)
-            precondition_gradients(self.layers, self.factors, access, step=step, kl_clip=kl_clip, strength=strength)
 
     def _pack(self, message: Message) -> Tensor:
         if message.kind == "gradient":

@@ -18,26 +18,32 @@ class FactorState:
         shape: its blocks.
         packed: whether the running average is kept as packed triangles, as it travels, or as ``[blocks, dim, dim]``, of
             which only the upper triangles are meant: one process alone needs no packing.
+        like: a tensor of the dtype of everything in it, on its device.
 
     Attributes:
-        average: the running average ``M``, or None before the first statistic.
+        average: the running average ``M``, or None before the first statistic, or where only another rank has it.
+        trace: the trace of ``M``, where it is kept beside it: the same number on every rank, whoever has ``M``.
         weight: what the statistics in ``M`` weigh in all, ``1 - rho^t`` from zero and 1 from the identity.
         inverse: the damped inverse ``[blocks, dim, dim]``, or None: not inverted yet, or decomposed.
         upper: instead, the Cholesky factor of the damped factor; only its upper triangles are meant.
         vectors, values: eigenvectors ``[blocks, dim, dim]`` and eigenvalues ``[blocks, dim]``, or None.
         corrected: on a layer's G: EKFAC's eigenvalues of the layer's curvature ``[groups, rows, columns]``, or None.
+        solved_elsewhere: only another rank has what was made of it.
     """
 
-    def __init__(self, shape: Blocks, packed: bool = True) -> None:
+    def __init__(self, shape: Blocks, packed: bool = True, like: Tensor | None = None) -> None:
         self.shape = shape
         self.packed = packed
+        self._like = torch.empty(0) if like is None else like
         self.average: Tensor | None = None
+        self.trace: float | None = None
         self.weight = 0.0
         self.inverse: Tensor | None = None
         self.upper: Tensor | None = None
         self.vectors: Tensor | None = None
         self.values: Tensor | None = None
         self.corrected: Tensor | None = None
+        self.solved_elsewhere = False
 
     @property
     def elements(self) -> int:
@@ -45,15 +51,39 @@ class FactorState:
         return packed_elements((self.shape.count, self.shape.dim))
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of everything in it, once there is a statistic."""
-        assert self.average is not None
-        return self.average.dtype
+    def like(self) -> Tensor:
+        """A tensor of the dtype of everything in it, on its device."""
+        return self._like if self.average is None else self.average
+
+    @property
+    def known(self) -> bool:
+        """Whether there are statistics, here or elsewhere; the same on every rank."""
+        return self.average is not None or self.trace is not None
 
     @property
     def solved(self) -> bool:
-        """Whether there is an inverse or a decomposition."""
-        return any(part is not None for part in (self.inverse, self.upper, self.vectors))
+        """Whether there is an inverse or a decomposition, here or elsewhere; the same on every rank."""
+        return self.solved_elsewhere or any(part is not None for part in (self.inverse, self.upper, self.vectors))
+
+    @property
+    def solution(self) -> tuple[Any, ...]:
+        """What was made of it, to be set again."""
+        return self.inverse, self.upper, self.vectors, self.values, self.corrected, self.solved_elsewhere
+
+    @solution.setter
+    def solution(self, parts: tuple[Any, ...]) -> None:
+        self.inverse, self.upper, self.vectors, self.values, self.corrected, self.solved_elsewhere = parts
+
+    def keep(self, *, average: bool, solution: bool, trace: bool) -> None:
+        """Keep of what every rank has only what this one needs: the average, what was made of it, a trace beside it."""
+        if not trace:
+            self.trace = None
+        elif self.trace is None and self.average is not None:
+            self.trace = float(self._trace(self.average))
+        if not average:
+            self.average = None
+        if not solution and self.solved:
+            self.solution = (None,) * 5 + (True,)
 
     def solve_left(self, matrix: Tensor) -> Tensor:
         """``(factor + damping)^-1 matrix`` for ``matrix [groups, rows, columns]``."""
@@ -69,25 +99,44 @@ class FactorState:
         assert self.inverse is not None
         return multiply_right(matrix, self.inverse)
 
-    def update(self, total: Tensor, scale: float, decay: float, from_identity: bool) -> None:
-        """``M <- decay M + (1 - decay) scale total`` for a sum ``total`` in the average's form."""
+    def update(
+        self, total: Tensor | None, scale: float, decay: float, from_identity: bool, trace: float | None = None
+    ) -> None:
+        """``M <- decay M + (1 - decay) scale total``.
+
+        Args:
+            total: a sum in the average's form; None: only another rank has it.
+            scale, decay: as above.
+            from_identity: whether the average starts from the identity, not from zero.
+            trace: of the sum, where the average's is kept beside it.
+        """
+        if not self.known and from_identity:
+            self.weight = 1.0
+        if trace is not None:
+            start = float(self.shape.rows) if from_identity else 0.0
+            before = start if self.trace is None else self.trace
+            self.trace = decay * before + (1.0 - decay) * scale * trace
+        self.weight = decay * self.weight + (1.0 - decay)
+        if total is None:
+            return
         if self.average is None:
             self.average = torch.zeros_like(total)
             if from_identity:
                 eyes = self.shape.identity(total)
                 self.average = self.pack(eyes) if self.packed else eyes
-                self.weight = 1.0
         self.average.mul_(decay).add_(total, alpha=(1.0 - decay) * scale)
-        self.weight = decay * self.weight + (1.0 - decay)
 
-    def mean_eigenvalue(self) -> Tensor:
-        """The trace over the number of rows (0-dim)."""
+    def mean_eigenvalue(self) -> Tensor | float:
+        """The trace over the number of rows; as a 0-dim tensor, unless the trace is kept."""
+        if self.trace is not None:
+            return self.trace / (self.weight * self.shape.rows)
         assert self.average is not None
+        return self._trace(self.average) / (self.weight * self.shape.rows)
+
+    def _trace(self, average: Tensor) -> Tensor:
         if self.packed:
-            trace = packed_trace(self.average, self.shape.dim, self.shape.count)
-        else:
-            trace = self.average.diagonal(dim1=1, dim2=2).sum()
-        return trace / (self.weight * self.shape.rows)
+            return packed_trace(average, self.shape.dim, self.shape.count)
+        return average.diagonal(dim1=1, dim2=2).sum()
 
     def upper_average(self) -> Tensor:
         """The average as ``[blocks, dim, dim]``, of which only the upper triangles are meant; not to be changed."""
@@ -120,6 +169,7 @@ class FactorState:
             "dim": self.shape.dim,
             "blocks": self.shape.count,
             "average": copy(self.average) if self.packed or self.average is None else self.pack(self.average),
+            "trace": self.trace,
             "weight": self.weight,
             "inverse": None if self.inverse is None else self.pack(self.inverse),
             "upper": None if self.upper is None else self.pack(self.upper),
@@ -138,7 +188,8 @@ class FactorState:
         if self.average is not None and not self.packed:
             self.average = self.unpack(self.average)
         self.vectors, self.values = copy("vectors"), copy("values")
-        self.weight = state["weight"]
+        self.weight, self.trace = state["weight"], state["trace"]
+        self.solved_elsewhere = False
         inverse, upper = copy("inverse"), copy("upper")
         self.inverse = None if inverse is None else self.unpack(inverse)
         self.upper = None if upper is None else self.unpack(upper)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kfac.communication import Communicator, Work
-from kfac.config import KFACConfig, options_at
+from kfac.config import options_at
 from kfac.curvature.damping import factor_damping
-from kfac.curvature.inverses import (
-    damped_cholesky,
-    damped_inverse,
-    eigendecomposition,
-    inverse_from_eigen,
-    keeps_cholesky,
-)
 from kfac.factors import FactorState
 from kfac.layers import KFACLayer
 from kfac.planning import Plan
 from kfac.recording import Recorder
+from kfac.solutions import Method, Parts, method_for
 
 
 class FactorInversionError(RuntimeError):
@@ -35,10 +29,11 @@ def dampings(
 
     Waits for the device once, for all traces together. ``strength`` multiplies every layer's damping.
     """
-    known = [factor.average is not None for factor in factors]
-    means = [factor.mean_eigenvalue() for factor, ok in zip(factors, known, strict=True) if ok]
-    values = iter(torch.stack(means).tolist() if means else ())
-    mean = [next(values) if ok else 0.0 for ok in known]
+    known = [factor.known for factor in factors]
+    means = [factor.mean_eigenvalue() if ok else 0.0 for factor, ok in zip(factors, known, strict=True)]
+    waiting = [mean for mean in means if isinstance(mean, Tensor)]
+    values = iter(torch.stack(waiting).tolist() if waiting else ())
+    mean = [next(values) if isinstance(mean, Tensor) else mean for mean in means]
     result: list[float | None] = []
     configured = options_at([layer.config for layer in layers], "damping", step)
     for k, (layer, damping) in enumerate(zip(layers, configured, strict=True)):
@@ -48,167 +43,157 @@ def dampings(
     return result
 
 
-Parts = tuple[Tensor, ...]
-"""An inverse, or eigenvectors and eigenvalues."""
+class Inversions:
+    """One inversion phase, for ``interval`` steps: :meth:`start`, :meth:`private` for layers that this rank alone
+    preconditions, :meth:`finish`; collective.
 
+    A rank that cannot invert a factor sends NaN, so that every rank learns of it and none waits for ever.
 
-class _Method(Protocol):
-    """What is made of a factor, and how it travels."""
+    Args:
+        layers: in the Plan's order.
+        factors: A and G of each layer in turn.
+        dampings: of each factor; None: left alone.
+        interval: steps until the next phase.
+        plan, communicator, recorder: who inverts what, the ranks, and what records the work.
 
-    def elements(self, factor: FactorState) -> int:
-        """Of the flat tensor that travels."""
-
-    def solve(self, factor: FactorState, damping: float) -> Parts | None:
-        """The parts; None where there is no solution."""
-
-    def flatten(self, factor: FactorState, parts: Parts) -> Tensor:
-        """The parts as one flat tensor."""
-
-    def parts(self, factor: FactorState, flat: Tensor) -> Parts:
-        """The parts in a flat tensor."""
-
-    def store(self, factor: FactorState, parts: Parts) -> None:
-        """Make them the factor's."""
-
-
-class _Inverse:
-    """The damped inverse, which travels as packed triangles."""
-
-    def __init__(self, eigen: bool) -> None:
-        self._eigen = eigen
-
-    def elements(self, factor: FactorState) -> int:
-        return factor.elements
-
-    def solve(self, factor: FactorState, damping: float) -> Parts | None:
-        inverse: Tensor | None
-        if self._eigen:
-            parts = eigendecomposition(factor.matrix(), damping)
-            inverse = None if parts is None else inverse_from_eigen(*parts, damping)
-        else:
-            inverse = damped_inverse(factor.upper_average(), damping, factor.weight)
-        return None if inverse is None else (inverse,)
-
-    def flatten(self, factor: FactorState, parts: Parts) -> Tensor:
-        return factor.pack(parts[0])
-
-    def parts(self, factor: FactorState, flat: Tensor) -> Parts:
-        return (factor.unpack(flat),)
-
-    def store(self, factor: FactorState, parts: Parts) -> None:
-        factor.inverse, factor.upper, factor.vectors, factor.values = parts[0], None, None, None
-
-
-class _Cholesky(_Inverse):
-    """The Cholesky factor of the damped factor, for wide ones."""
-
-    def __init__(self) -> None:
-        super().__init__(eigen=False)
-
-    def solve(self, factor: FactorState, damping: float) -> Parts | None:
-        upper = damped_cholesky(factor.upper_average(), damping, factor.weight)
-        return None if upper is None else (upper,)
-
-    def store(self, factor: FactorState, parts: Parts) -> None:
-        factor.inverse, factor.upper, factor.vectors, factor.values = None, parts[0], None, None
-
-
-class _Decomposition:
-    """Eigenvectors and, behind them, eigenvalues."""
-
-    def elements(self, factor: FactorState) -> int:
-        return factor.shape.count * factor.shape.dim * (factor.shape.dim + 1)
-
-    def solve(self, factor: FactorState, damping: float) -> Parts | None:
-        return eigendecomposition(factor.matrix(), damping)
-
-    def flatten(self, factor: FactorState, parts: Parts) -> Tensor:
-        return torch.cat([part.reshape(-1) for part in parts])
-
-    def parts(self, factor: FactorState, flat: Tensor) -> Parts:
-        count, dim = factor.shape.count, factor.shape.dim
-        vectors, values = flat.split([count * dim * dim, count * dim])
-        return vectors.view(count, dim, dim), values.view(count, dim)
-
-    def store(self, factor: FactorState, parts: Parts) -> None:
-        factor.inverse, factor.upper, factor.vectors, factor.values = None, None, *parts
-        factor.corrected = None  # it was for the old vectors
-
-
-def _method(config: KFACConfig, factor: FactorState, interval: int) -> _Method:
-    if config.damping_method == "exact":
-        return _Decomposition()
-    if config.inverse_method == "cholesky" and keeps_cholesky(factor.shape.dim, interval, _like(factor).device):
-        return _Cholesky()
-    return _Inverse(eigen=config.inverse_method == "eigh")
-
-
-def invert(
-    layers: Sequence[KFACLayer],
-    factors: Sequence[FactorState],
-    dampings: Sequence[float | None],
-    interval: int,
-    plan: Plan,
-    communicator: Communicator,
-    recorder: Recorder,
-) -> None:
-    """Invert or decompose all factors that have a damping (None: left alone) for ``interval`` steps; collective.
-
-    A rank that cannot do it sends NaN, so that every rank learns of it and none waits for ever.
-
-    Raises:
-        FactorInversionError: on every rank, naming the factors; everything is then as before.
+    Attributes:
+        failed: factors that this rank inverts for itself alone, and could not.
     """
-    rank = communicator.rank
-    sequence = [i for i in plan.inverse_sequence if dampings[i] is not None]
-    methods = {i: _method(layers[i // 2].config, factors[i], interval) for i in sequence}
-    parts: dict[int, Parts] = {}
-    buffers: dict[int, Tensor] = {}
-    works: dict[int, Work] = {}
 
-    def send(i: int) -> None:
-        owner = plan.inverse_owner[i]
-        assert owner is not None
-        works[i] = communicator.broadcast(buffers[i], owner, "kfac_InverseComm")
-        recorder.flight("InverseComm", f"inverse of {_label(plan, i)}", works[i])
+    def __init__(
+        self,
+        layers: Sequence[KFACLayer],
+        factors: Sequence[FactorState],
+        dampings: Sequence[float | None],
+        interval: int,
+        plan: Plan,
+        communicator: Communicator,
+        recorder: Recorder,
+    ) -> None:
+        self._factors, self._dampings, self._plan = factors, dampings, plan
+        self._communicator, self._recorder = communicator, recorder
+        due = [i for i in plan.inverse_sequence if dampings[i] is not None]
+        self._methods = {i: method_for(layers[i // 2].config, factors[i], interval) for i in due}
+        self._shared = [i for i in due if plan.solution_holder(i) is None]
+        self._former: dict[int, tuple[Any, ...]] = {}
+        if plan.gradient_messages:
+            self._former = {i: factors[i].solution for i in due}
+        self._parts: dict[int, Parts] = {}
+        self._traffic = _Traffic(plan, factors, self._methods, communicator, recorder)
+        self.failed: set[int] = set()
 
-    for i in sequence:
-        method, owner = methods[i], plan.inverse_owner[i]
-        if owner in (None, rank):
-            with recorder.span("InverseComp", f"invert {_label(plan, i)}"):
-                parts[i] = _parts_or_nan(method, factors[i], dampings[i])
-        if owner is None or communicator.world_size == 1:
-            continue
-        if owner == rank:
-            with recorder.span("InverseComp", f"pack {_label(plan, i)}"):
-                buffers[i] = method.flatten(factors[i], parts[i])
+    def start(self) -> None:
+        """Invert what every rank needs, and send it."""
+        for i in self._shared:
+            if self._plan.inverse_owner[i] in (None, self._communicator.rank):
+                parts = self._solve(i)
+                self._parts[i] = self._nan(i) if parts is None else parts
+            self._traffic.passed(i, self._parts)
+        self._traffic.flush()
+        for i in self._methods:
+            if self._plan.solution_holder(i) not in (None, self._communicator.rank):
+                self._factors[i].solution = (*(None,) * 5, True)
+
+    def private(self, k: int) -> None:
+        """Invert A and G of layer ``k``, which this rank alone preconditions."""
+        for i in (2 * k, 2 * k + 1):
+            if i in self._methods:
+                parts = self._solve(i)
+                if parts is None or not _finite(parts):
+                    self.failed.add(i)
+                self._methods[i].store(self._factors[i], self._nan(i) if parts is None else parts)
+
+    def finish(self) -> None:
+        """Wait for what every rank needs, and keep it.
+
+        Raises:
+            FactorInversionError: on every rank, naming the factors without an inverse.
+        """
+        self._traffic.receive(self._parts)
+        _check(self._parts, self._plan)
+        for i in self._shared:
+            self._methods[i].store(self._factors[i], self._parts.pop(i))
+
+    def undo(self) -> None:
+        """Make everything as it was before."""
+        for i, solution in self._former.items():
+            self._factors[i].solution = solution
+
+    def _solve(self, i: int) -> Parts | None:
+        damping = self._dampings[i]
+        assert damping is not None
+        with self._recorder.span("InverseComp", f"invert {_label(self._plan, i)}"):
+            return self._methods[i].solve(self._factors[i], damping)
+
+    def _nan(self, i: int) -> Parts:
+        factor, method = self._factors[i], self._methods[i]
+        return method.parts(factor, factor.like.new_full((method.elements(factor),), float("nan")))
+
+
+class _Traffic:
+    """The broadcasts of an inversion phase, of which ``methods`` says by factor what is due."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        factors: Sequence[FactorState],
+        methods: dict[int, Method],
+        communicator: Communicator,
+        recorder: Recorder,
+    ) -> None:
+        self._plan, self._factors, self._methods = plan, factors, methods
+        self._communicator, self._recorder = communicator, recorder
+        self._groups: dict[int, tuple[int, ...]] = {}
+        if communicator.world_size > 1:
+            place = {i: k for k, i in enumerate(methods)}
+            due = [tuple(sorted(place.keys() & set(group), key=place.__getitem__)) for group in plan.inverse_messages]
+            self._groups = {group[-1]: group for group in due if group}
+        self._waiting: list[tuple[tuple[int, ...], Tensor]] = []
+        self._sent: list[tuple[tuple[int, ...], Tensor, Work]] = []
+
+    def passed(self, i: int, parts: dict[int, Parts]) -> None:
+        """The sequence has come to factor ``i``: what it completes leaves, or waits for the end of the sequence."""
+        group = self._groups.get(i)
+        if group is None:
+            return
+        size = sum(self._methods[j].elements(self._factors[j]) for j in group)
+        buffer = self._factors[i].like.new_empty(size)
+        if self._plan.inverse_owner[i] == self._communicator.rank:
+            with self._recorder.span("InverseComp", f"pack {_label(self._plan, i)}"):
+                for j, piece in self._pieces(group, buffer):
+                    self._methods[j].flatten(parts[j], piece)
+        if self._plan.schedule.inverse_broadcast == "as_ready":
+            self._send(group, buffer)
         else:
-            buffers[i] = _like(factors[i]).new_empty(method.elements(factors[i]))
-        if plan.schedule.inverse_broadcast == "as_ready":
-            send(i)
-    for i in [i for i in buffers if i not in works]:
-        send(i)
-    for i, work in works.items():
-        work.wait()
-        if i not in parts:
-            with recorder.span("InverseComp", f"unpack {_label(plan, i)}"):
-                parts[i] = methods[i].parts(factors[i], buffers[i])
-    _check(parts, plan)
-    for i, found in parts.items():
-        methods[i].store(factors[i], found)
+            self._waiting.append((group, buffer))
 
+    def _send(self, group: tuple[int, ...], buffer: Tensor) -> None:
+        owner = self._plan.inverse_owner[group[0]]
+        assert owner is not None
+        work = self._communicator.broadcast(buffer, owner, "kfac_InverseComm")
+        self._recorder.flight("InverseComm", self._plan.broadcast_name(group), work)
+        self._sent.append((group, buffer, work))
 
-def _like(factor: FactorState) -> Tensor:
-    assert factor.average is not None
-    return factor.average
+    def flush(self) -> None:
+        """The sequence has ended: what waits leaves."""
+        for group, buffer in self._waiting:
+            self._send(group, buffer)
 
+    def receive(self, parts: dict[int, Parts]) -> None:
+        """Add what the other ranks have made."""
+        for group, buffer, work in self._sent:
+            work.wait()
+            if self._plan.inverse_owner[group[0]] == self._communicator.rank:
+                continue
+            with self._recorder.span("InverseComp", f"unpack {_label(self._plan, group[-1])}"):
+                for j, piece in self._pieces(group, buffer):
+                    # A copy is aligned as its owner's own tensor is, so that products have the same bits.
+                    own = piece if len(group) == 1 else piece.clone()
+                    parts[j] = self._methods[j].parts(self._factors[j], own)
 
-def _parts_or_nan(method: _Method, factor: FactorState, damping: float | None) -> Parts:
-    assert damping is not None
-    parts = method.solve(factor, damping)
-    if parts is not None:
-        return parts
-    return method.parts(factor, _like(factor).new_full((method.elements(factor),), float("nan")))
+    def _pieces(self, group: Sequence[int], buffer: Tensor) -> Iterator[tuple[int, Tensor]]:
+        sizes = [self._methods[j].elements(self._factors[j]) for j in group]
+        return zip(group, buffer.split(sizes), strict=True)
 
 
 def _label(plan: Plan, i: int) -> str:
@@ -220,11 +205,22 @@ def _check(parts: dict[int, Parts], plan: Plan) -> None:
         return
     indices = sorted(parts)
     sums = torch.stack([torch.stack([part.sum() for part in parts[i]]).sum() for i in indices])
-    if bool(torch.isfinite(sums).all()):
-        return
-    bad = [_label(plan, i) for i in indices if not all(bool(torch.isfinite(part).all()) for part in parts[i])]
+    if not bool(torch.isfinite(sums).all()):
+        refuse_failed([i for i in indices if not _finite(parts[i])], plan)
+
+
+def _finite(parts: Parts) -> bool:
+    return all(bool(torch.isfinite(part).all()) for part in parts)
+
+
+def refuse_failed(bad: Sequence[int], plan: Plan) -> None:
+    """End a step in which factors could not be inverted.
+
+    Raises:
+        FactorInversionError: if there are any.
+    """
     if bad:
         raise FactorInversionError(
-            f"not positive definite even in float64: {', '.join(bad)}. Raise KFACConfig.damping, or look for a layer "
-            "whose inputs or gradients have exploded"
+            f"not positive definite even in float64: {', '.join(_label(plan, i) for i in bad)}. Raise "
+            "KFACConfig.damping, or look for a layer whose inputs or gradients have exploded"
         )

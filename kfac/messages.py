@@ -1,4 +1,4 @@
-"""The queue of an iteration's all-reduces: each leaves when the Plan lets it, in the Plan's order, on every rank."""
+"""The queue of an iteration's sums over the ranks: each leaves when the Plan lets it, in its order, on every rank."""
 
 from __future__ import annotations
 
@@ -68,7 +68,11 @@ class MessageQueue:
         message = self._messages[number]
         buffer = self._pack(message)
         name = f"{message.kind} message {number} ({len(message.items)} items)"
-        work = self._communicator.all_reduce(buffer, f"kfac_{KIND[message.kind]}")
+        label = f"kfac_{KIND[message.kind]}"
+        if message.root is None:
+            work = self._communicator.all_reduce(buffer, label)
+        else:
+            work = self._communicator.reduce(buffer, message.root, label)
         self._recorder.flight(KIND[message.kind], name, work)
         self._flights.append((message, buffer, work))
         self._sent += 1
@@ -79,7 +83,10 @@ class MessageQueue:
             self._send()
 
     def receive(self) -> Iterator[tuple[Message, Tensor]]:
-        """The summed buffers of all messages in order, each as soon as it has arrived; they are given away."""
+        """The summed buffers of all messages in order, each as soon as it has arrived; they are given away.
+
+        One whose sum goes to another rank alone is undefined here.
+        """
         while self._flights:
             message, buffer, work = self._flights.popleft()
             work.wait()

@@ -13,7 +13,7 @@ from kfac.communication import Communicator, get_communicator
 from kfac.config import KFACConfig
 from kfac.damping_adaptation import LevenbergMarquardt, mean_over_ranks
 from kfac.execution import Execution
-from kfac.factors import FactorState
+from kfac.holdings import make_factors, settle, share
 from kfac.hooks import renew_compiled
 from kfac.inversion import FactorInversionError
 from kfac.layers import GradientAccess, PlainGradients, describe_coverage, unwrap
@@ -89,22 +89,20 @@ class KFAC(BoundToModel):
         )
         self._device = next(iter(self._groups.values()))[0].device
         self._recorder = recorder or Recorder(self._device, self._communicator.rank)
-        dtypes = [layer.parameters[0].dtype for layer in self.layers]
-        self._dtype = max((torch.float32, *dtypes), key=lambda d: d.itemsize)
+        self._dtype = max((torch.float32, *(x.parameters[0].dtype for x in self.layers)), key=lambda d: d.itemsize)
         self.plan = self._make_plan(schedule, model_profile, cluster_profile)
         self.steps = self.skipped_steps = 0
         self._warned: set[str] = set()
         self._adaptation: LevenbergMarquardt | None = None
         if self.config.damping_adaptation == "levenberg_marquardt" and self.plan.schedule.curvature:
             self._adaptation = LevenbergMarquardt(self.config.damping_interval)
-        shapes = [((x.name, side), shape) for x in self.layers for side, shape in (("A", x.a), ("G", x.g))]
-        self._factors = {key: FactorState(shape, self._communicator.world_size > 1) for key, shape in shapes}
+        self._factors = make_factors(self.layers, self._dtype, self._device, self._communicator.world_size > 1)
         self._attach()
 
     # ------------------------------------------------------------------ set-up
 
     def _make_plan(self, schedule: Schedule, model: ModelProfile | None, cluster: ClusterProfile | None) -> Plan:
-        plan = common_plan(schedule, self.layer_sizes, self._communicator, model, cluster)
+        plan = common_plan(schedule, self.layer_sizes, self._communicator, model, cluster, self.config)
         if plan.schedule.curvature and not self.layers:
             raise ValueError("K-FAC finds no layer to precondition:\n" + describe_coverage([], self.first_order))
         return plan
@@ -116,6 +114,7 @@ class KFAC(BoundToModel):
 
     def _attach(self) -> None:
         """Hook the model for the present plan, keeping the factors' state."""
+        settle(self._factors, self.plan, self._communicator.rank)
         self._trainable = trainable(self._model)
         self._execution = Execution(
             self.plan,
@@ -165,7 +164,9 @@ class KFAC(BoundToModel):
         require_same_parameters(self._model, self._trainable)
         if schedule is None:
             schedule = self._schedule.schedule if isinstance(self._schedule, Plan) else self._schedule
-        self.plan = self._make_plan(schedule, model_profile, cluster_profile)
+        plan = self._make_plan(schedule, model_profile, cluster_profile)
+        share(self._factors, self.plan, self._communicator)
+        self.plan = plan
         self._schedule = schedule
         self.close()
         self._attach()
@@ -261,9 +262,7 @@ class KFAC(BoundToModel):
             access = ScaledGradients(access, self._loss_scale.inverse(self._device))
         if self._adaptation:
             self._adaptation.note(self.steps, self._trainable, access)
-        if self._inverses_due():
-            self._execution.invert(self.steps, self.damping_strength)
-        self._execution.precondition(access, self.steps, self.damping_strength)
+        self._execution.precondition(access, self.steps, self._inverses_due(), self.damping_strength)
         return True
 
     @property
@@ -298,7 +297,7 @@ class KFAC(BoundToModel):
     def _inverses_due(self) -> bool:
         """Also where a factor has statistics and was never inverted: the step that should have done it was skipped."""
         due = self.steps % self.config.at("inverse_interval", self.steps) == 0
-        return bool(due) or any(state.average is not None and not state.solved for state in self._factors.values())
+        return bool(due) or any(state.known and not state.solved for state in self._factors.values())
 
     # ------------------------------------------------------------------ state
 
@@ -308,9 +307,9 @@ class KFAC(BoundToModel):
         A is in the order of ``weight.view(out, -1)``, with the bias last (per group).
 
         Raises:
-            KeyError: if there is no such layer, or no statistic yet.
+            KeyError: if there is no such layer, no statistic yet, or only another rank has it, naming that rank.
         """
-        return dense_factor(self.layers, self._factors, layer, side)
+        return dense_factor(self.layers, self._factors, self.plan, self._communicator.rank, layer, side)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a bitwise continuation needs, also inside an inverse interval; the same on every rank.
@@ -319,7 +318,7 @@ class KFAC(BoundToModel):
             RuntimeError: within a step.
         """
         self._require_boundary("state_dict")
-        state = make_state(self._factors, self.plan, self.config, self.steps, self.skipped_steps)
+        state = make_state(self._factors, self.plan, self.config, self.steps, self.skipped_steps, self._communicator)
         return {**state, "damping_strength": self.damping_strength}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -333,8 +332,8 @@ class KFAC(BoundToModel):
         same = plan.schedule == self.plan.schedule or self._schedule == "auto"
         taken_over = same and plan.world_size == self._communicator.world_size and plan != self.plan
         if taken_over:
-            check_plan(plan, self.layer_sizes, plan.world_size)
-        load_factors(state, self._factors, torch.empty(0, dtype=self._dtype, device=self._device))
+            check_plan(plan, self.layer_sizes, plan.world_size, self.config)
+        load_factors(state, self._factors)
         self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
         if self._adaptation:
             self._adaptation.strength = state.get("damping_strength", 1.0)
@@ -343,6 +342,7 @@ class KFAC(BoundToModel):
             self.close()
             self.plan = plan
             self._attach()
+        settle(self._factors, self.plan, self._communicator.rank)
         self._begin()
 
     def summary(self) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
-from kfac.planning.costs import Size
 from kfac.planning.messages import plan_messages
-from kfac.planning.placement import inverse_sequence, plan_placement, sequence_finish_s
+from kfac.planning.ownership import Ownership, plan_ownership
 from kfac.planning.plan import FactorSpec, Plan, factors_of
 from kfac.planning.profiles import ClusterProfile, ModelProfile
 from kfac.planning.schedule_config import ScheduleConfig
-from kfac.simulation import simulate
+from kfac.simulation import simulated_iteration_s, simulated_second_order_s
 
 AUTO = "auto"
 """The schedule that the planner chooses for the profiles at hand, by simulation."""
@@ -29,11 +29,14 @@ NAMED_SCHEDULES: dict[str, ScheduleConfig] = {
         pipelining="none", fusion="threshold", placement="seq_dist", inverse_broadcast="after_all"
     ),
     "spdkfac": ScheduleConfig(pipelining="layerwise", fusion="greedy", placement="lbp", inverse_broadcast="as_ready"),
+    "dp_kfac": ScheduleConfig(placement="optimized", factor_collective="none", gradient_worker_fraction=0.0),
 }
-"""The algorithms that the paper compares: names for values of the switches, nothing else.
+"""The algorithms that the paper compares, and one more: names for values of the switches, nothing else.
 
 ``sgd`` is (S-)SGD; ``kfac`` one process's K-FAC; ``dkfac`` sends factors after the backward pass and every rank inverts
-all of them; ``mpdkfac`` inverts round robin and broadcasts after all inversions; ``spdkfac`` is the paper's.
+all of them; ``mpdkfac`` inverts round robin and broadcasts after all inversions; ``spdkfac`` is the paper's. Beyond
+the paper, ``dp_kfac`` sends no factors: the rank that owns a layer uses the statistics of its own samples and
+broadcasts the preconditioned gradient, which is another, noisier curvature.
 """
 
 Schedule = str | Mapping[str, Any] | ScheduleConfig
@@ -94,17 +97,18 @@ def _split(schedule: str | Mapping[str, Any]) -> tuple[str | None, dict[str, Any
     return name, switches
 
 
-def _plan(schedule: ScheduleConfig, model: ModelProfile, cluster: ClusterProfile) -> Plan:
+def _plan(
+    schedule: ScheduleConfig, model: ModelProfile, cluster: ClusterProfile, ownership: Ownership | None = None
+) -> Plan:
     factors = _factors(schedule, model)
-    owner, sequence = _inversions(schedule, [factor.size for factor in factors], cluster)
+    ownership = ownership or plan_ownership(schedule, model, factors, cluster)
     return Plan(
         schedule=schedule,
         world_size=cluster.world_size,
         layers=tuple(layer.name for layer in model.layers),
         factors=factors,
-        messages=plan_messages(schedule, model, factors, cluster),
-        inverse_owner=owner,
-        inverse_sequence=sequence,
+        messages=plan_messages(schedule, model, factors, cluster, ownership.inverse_owner),
+        **ownership._asdict(),
     )
 
 
@@ -112,59 +116,82 @@ def _factors(schedule: ScheduleConfig, model: ModelProfile) -> tuple[FactorSpec,
     return factors_of(model.layers) if schedule.curvature else ()
 
 
-def _inversions(
-    schedule: ScheduleConfig, dims: Sequence[Size], cluster: ClusterProfile
-) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
-    """Every factor's owner, and the sequence that all ranks walk.
-
-    Diagonal factors are not placed: no rank needs another's reciprocals.
-    """
-    diagonal = [i for i, size in enumerate(dims) if (size if isinstance(size, int) else size[1]) == 1]
-    placed = [i for i in range(len(dims)) if i not in set(diagonal)]
-    sizes = [dims[i] for i in placed]
-    placement = plan_placement(sizes, cluster.world_size, cluster, schedule.placement, lbp_rule=schedule.lbp_rule)
-    owner: list[int | None] = [None] * len(dims)
-    for i, rank in zip(placed, placement.owner, strict=True):
-        owner[i] = rank
-    if schedule.inverse_broadcast == "as_ready":
-        order = inverse_sequence(placement, sizes, cluster)
-        return tuple(owner), (*diagonal, *(placed[k] for k in order))
-    return tuple(owner), tuple(range(len(dims)))  # all inversions come first: only the owners matter
-
-
 def _fastest(fixed: Mapping[str, Any], model: ModelProfile, cluster: ClusterProfile) -> Plan:
-    """The fastest plan over the switches.
+    """The fastest plan over the switches that do not change the mathematics.
 
-    Inversions begin when all messages have arrived, so the switches of the messages and those of the inversions can be
-    chosen one after the other without losing anything: the former by simulation with inversions that every rank does
-    (the smallest task graph), the latter by the time their sequence takes. Of equally fast ones the first is taken.
+    Inversions begin when all messages have arrived, so the switches of all-reduced messages and those of what follows
+    can be chosen one after the other without losing anything: the former by simulation with inversions that every rank
+    does (the smallest task graph), the latter by simulating what follows. Which sums can go to one rank depends on the
+    owners: that is simulated as a whole for the quickest choices of owners. Of equally fast ones the first is taken.
     """
     base = ScheduleConfig.from_dict(dict(fixed))  # also checks the keys and values
-    dims = [factor.size for factor in _factors(base, model)]
-
-    def message_time_s(schedule: ScheduleConfig) -> float:
-        return simulate(_plan(replace(schedule, placement="non_dist"), model, cluster), model, cluster).iteration_s
-
-    def inversion_time_s(schedule: ScheduleConfig) -> float:
-        owner, sequence = _inversions(schedule, dims, cluster)
-        return sequence_finish_s(owner, sequence, cluster.world_size, dims, cluster, schedule.inverse_broadcast)
+    factors = _factors(base, model)
+    everywhere: dict[str, Any] = {
+        "placement": "non_dist",
+        "gradient_worker_fraction": 1.0,
+        "factor_collective": "all_reduce",
+    }
 
     def variants(schedule: ScheduleConfig, switches: Mapping[str, Sequence[Any]]) -> Iterator[ScheduleConfig]:
         free = {key: values for key, values in switches.items() if key not in fixed}
         for values in product(*free.values()):
-            yield replace(schedule, **dict(zip(free, values, strict=True)))
+            chosen = {**schedule.to_dict(), **dict(zip(free, values, strict=True))}
+            if chosen["placement"] != "non_dist" or chosen["gradient_worker_fraction"] == 1:
+                yield ScheduleConfig.from_dict(chosen)
 
-    best = min(variants(base, _MESSAGE_SWITCHES), key=message_time_s)
-    best = min(variants(best, _INVERSION_SWITCHES), key=inversion_time_s)
-    return _plan(best, model, cluster)
+    def message_time_s(schedule: ScheduleConfig) -> float:
+        return simulated_iteration_s(_plan(replace(schedule, **everywhere), model, cluster), model, cluster)
+
+    plain = _plan(replace(base, fusion="none", **everywhere), model, cluster)
+    owners = {schedule: plan_ownership(schedule, model, factors, cluster) for schedule in variants(base, _OWNERS)}
+
+    @cache
+    def second_order_s(ownership: Ownership, inverse_broadcast: str) -> float:
+        switches = replace(plain.schedule, inverse_broadcast=inverse_broadcast)
+        plan = replace(plain, schedule=switches, **ownership._asdict())
+        return simulated_second_order_s(plan, model, cluster)
+
+    def switched(schedule: ScheduleConfig, messages: ScheduleConfig, collective: str) -> ScheduleConfig:
+        chosen = {key: getattr(messages, key) for key in _MESSAGES}
+        return replace(schedule, **chosen, factor_collective=collective)
+
+    quickest = sorted(owners, key=lambda schedule: second_order_s(owners[schedule], schedule.inverse_broadcast))
+    best = min(variants(base, _MESSAGES), key=message_time_s)
+    candidates: list[tuple[ScheduleConfig, Ownership]] = []
+    if fixed.get("factor_collective", "all_reduce") == "all_reduce":
+        candidates.append((switched(quickest[0], best, "all_reduce"), owners[quickest[0]]))
+    for collective in ("reduce_to_owner", "none"):
+        if fixed.get("factor_collective", "reduce_to_owner") == collective:
+            candidates += [
+                (switched(schedule, messages, collective), owners[schedule])
+                for schedule in _with_different_owners(quickest, owners)[:FURTHER]
+                for messages in variants(best, {"fusion": _MESSAGES["fusion"]})
+            ]
+    plans = [_plan(schedule, model, cluster, ownership) for schedule, ownership in candidates]
+    return min(plans, key=lambda plan: simulated_iteration_s(plan, model, cluster))
 
 
-_MESSAGE_SWITCHES: dict[str, tuple[Any, ...]] = {
+def _with_different_owners(
+    schedules: Sequence[ScheduleConfig], owners: Mapping[ScheduleConfig, Ownership]
+) -> list[ScheduleConfig]:
+    """The first schedule with each choice of owners."""
+    first: dict[tuple[int | None, ...], ScheduleConfig] = {}
+    for schedule in schedules:
+        first.setdefault(owners[schedule].inverse_owner, schedule)
+    return list(first.values())
+
+
+FURTHER = 4
+"""Choices of owners with which reducing to them is tried: the search stays within seconds for hundreds of factors."""
+
+_MESSAGES: dict[str, tuple[Any, ...]] = {
     "pipelining": ("layerwise", "none"),
     "fusion": ("optimal", "greedy", "threshold", "none"),
     "gradient_pipelining": (True, False),
 }
-_INVERSION_SWITCHES: dict[str, tuple[Any, ...]] = {
+_OWNERS: dict[str, tuple[Any, ...]] = {
     "placement": ("optimized", "lbp", "seq_dist", "non_dist"),
     "inverse_broadcast": ("as_ready", "after_all"),
+    "inverse_fusion": ("none", "planned", "owner"),
+    "gradient_worker_fraction": (1.0, 0.5, 0.0),
 }

@@ -14,7 +14,7 @@ from kfac.layers import FirstOrder, KFACLayer, register_layers
 from kfac.planning import ClusterProfile, LayerProfile, ModelProfile, Plan, ScheduleConfig
 from kfac.planning.plan import factors_of
 from kfac.planning.shipped_profiles import estimate_model_profile, load_shipped_cluster
-from kfac.schedules import make_plan
+from kfac.schedules import AUTO, make_plan
 
 Schedule = str | Mapping[str, Any] | ScheduleConfig | Plan
 LayerSizes = Sequence[LayerProfile]
@@ -120,6 +120,7 @@ def common_plan(
     communicator: Communicator,
     model: ModelProfile | None,
     cluster: ClusterProfile | None,
+    config: KFACConfig,
 ) -> Plan:
     """Rank 0's plan, on every rank; collective.
 
@@ -129,8 +130,8 @@ def common_plan(
     plan: Plan | Exception | None = None
     if communicator.rank == 0:
         try:
-            plan = _plan(schedule, sizes, communicator.world_size, model, cluster)
-            check_plan(plan, sizes, communicator.world_size)
+            plan = _plan(_suitable(schedule, config), sizes, communicator.world_size, model, cluster)
+            check_plan(plan, sizes, communicator.world_size, config)
         except Exception as error:  # every rank raises it, so that none waits for rank 0
             plan = error
     plan = communicator.broadcast_object(plan)
@@ -149,8 +150,21 @@ def _plan(
     return make_plan(schedule, model, cluster or load_shipped_cluster(), world_size)
 
 
-def check_plan(plan: Plan, sizes: LayerSizes, world_size: int) -> None:
-    """Whether a plan fits a model and a number of ranks.
+def _suitable(schedule: Schedule, config: KFACConfig) -> Schedule:
+    """``schedule``, where ``auto`` chooses only among what the options go together with."""
+    switches = {"name": schedule} if isinstance(schedule, str) else schedule
+    if not isinstance(switches, Mapping) or switches.get("name") != AUTO:
+        return schedule
+    needed: dict[str, Any] = {}
+    if config.inverse_method == "ekfac":
+        needed["gradient_worker_fraction"] = 1.0
+    if config.damping_adaptation == "levenberg_marquardt":
+        needed["factor_collective"] = "all_reduce"
+    return {**needed, **switches}
+
+
+def check_plan(plan: Plan, sizes: LayerSizes, world_size: int, config: KFACConfig) -> None:
+    """Whether a plan fits a model, a number of ranks and options.
 
     Raises:
         ValueError: if it does not, naming what differs.
@@ -164,6 +178,25 @@ def check_plan(plan: Plan, sizes: LayerSizes, world_size: int) -> None:
         different = sorted((f.layer, f.side, f.blocks, f.dim) for f in wrong)
         detail = ", ".join(f"{side} of {name} ({blocks} x {dim})" for name, side, blocks, dim in different[:3])
         raise ValueError(f"the plan or profile is of another model: {detail or 'its layers have other names'}")
+    _check_options(plan, config)
+
+
+def _check_options(plan: Plan, config: KFACConfig) -> None:
+    """Refuse a Plan under which ranks lack what an option needs.
+
+    Raises:
+        ValueError: naming the option, the switch and the remedy.
+    """
+    if config.inverse_method == "ekfac" and any(owner is not None for owner in plan.gradient_owner):
+        raise ValueError(
+            "inverse_method='ekfac' needs every layer's eigenvectors on every rank: "
+            "set schedule.gradient_worker_fraction=1 (and a factor_collective other than none)"
+        )
+    if config.damping_adaptation == "levenberg_marquardt" and any(rank is not None for rank in plan.factor_holder):
+        raise ValueError(
+            "damping_adaptation='levenberg_marquardt' needs every factor on every rank: "
+            "set schedule.factor_collective=all_reduce"
+        )
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

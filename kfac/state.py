@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kfac.communication import Communicator
 from kfac.config import KFACConfig
 from kfac.factors import FactorState
+from kfac.holdings import Factors, gather, holder_of
 from kfac.layers import KFACLayer
 from kfac.planning import Plan
 from kfac.planning.checks import whole
@@ -22,9 +25,6 @@ STATE_VERSION = 2
 
 MEANING = ("fisher", "scaling", "loss_reduction", "weight_sharing", "average_from")
 """The options that say what running averages are averages of."""
-
-Factors = Mapping[tuple[str, str], FactorState]
-"""The factors by layer and side (A or G)."""
 
 
 class BoundToModel:
@@ -38,15 +38,19 @@ class BoundToModel:
         )
 
 
-def make_state(factors: Factors, plan: Plan, config: KFACConfig, steps: int, skipped_steps: int) -> dict[str, Any]:
-    """What :meth:`kfac.KFAC.state_dict` returns; tensors are copies."""
+def make_state(
+    factors: Factors, plan: Plan, config: KFACConfig, steps: int, skipped_steps: int, communicator: Communicator
+) -> dict[str, Any]:
+    """What :meth:`kfac.KFAC.state_dict` returns; tensors are copies. Collective where a rank lacks factors."""
+    elsewhere = gather(factors, plan, communicator)
+    states = {key: elsewhere[key] if key in elsewhere else factor.state_dict() for key, factor in factors.items()}
     return {
         "version": STATE_VERSION,
         "steps": steps,
         "skipped_steps": skipped_steps,
         "plan": plan.to_dict(),
         "config": config.to_dict(),
-        "factors": {f"{name}/{side}": factor.state_dict() for (name, side), factor in factors.items()},
+        "factors": {f"{name}/{side}": state for (name, side), state in states.items()},
     }
 
 
@@ -84,10 +88,10 @@ def read_state(state: Mapping[str, Any], factors: Factors, config: KFACConfig) -
     return {**state, "factors": saved}, plan
 
 
-def load_factors(state: Mapping[str, Any], factors: Factors, like: Tensor) -> None:
-    """Take over the factors of a state that has been read, on ``like``'s device and in its dtype."""
+def load_factors(state: Mapping[str, Any], factors: Factors) -> None:
+    """Take over the factors of a state that has been read, on these factors' device and in their dtype."""
     for (name, side), factor in factors.items():
-        factor.load_state_dict(state["factors"][f"{name}/{side}"], like)
+        factor.load_state_dict(state["factors"][f"{name}/{side}"], factor.like)
 
 
 def _present_form(entry: Mapping[str, Any], version: int) -> dict[str, Any]:
@@ -96,6 +100,7 @@ def _present_form(entry: Mapping[str, Any], version: int) -> dict[str, Any]:
         "vectors": None,
         "values": None,
         "corrected": None,
+        "trace": None,
         **({"blocks": 1} if version == 1 else {}),
     }
     return {**added, **entry}
@@ -159,6 +164,9 @@ def _check_factor(label: str, entry: Mapping[str, Any], factor: FactorState, a: 
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"the state is damaged: {key} of {label} is not finite")
     weight = entry.get("weight")
+    trace = entry["trace"]
+    if trace is not None and not (isinstance(trace, float) and 0.0 <= trace < math.inf):
+        raise ValueError(f"the state is damaged: trace of {label} should be a number, but is {trace!r}")
     used = entry["average"] is not None
     if not isinstance(weight, float) or not (0.0 if used else -1.0) < weight < 1.0 + 1e-9:
         raise ValueError(f"the state is damaged: weight of {label} should be a number from 0 to 1, but is {weight!r}")
@@ -171,12 +179,15 @@ def _check_meaning(saved: Mapping[str, Any], config: KFACConfig) -> None:
         logger.warning("the state's running averages were collected with other options: %s", "; ".join(different))
 
 
-def dense_factor(layers: Sequence[KFACLayer], factors: Factors, name: str, side: str) -> Tensor:
+def dense_factor(layers: Sequence[KFACLayer], factors: Factors, plan: Plan, rank: int, name: str, side: str) -> Tensor:
     """See :meth:`kfac.KFAC.factor`."""
     layer = next((layer for layer in layers if layer.name == name), None)
     if layer is None or side not in ("A", "G"):
         raise KeyError(f"no factor {side!r} of {name!r}: layers are {[layer.name for layer in layers]}")
     factor = factors[name, side]
+    holder = holder_of(plan, name, side)
+    if factor.average is None and factor.known and holder not in (None, rank):
+        raise KeyError(f"only rank {holder} has {side} of {name!r}: ask it there, or take it from state_dict()")
     if factor.average is None:
         raise KeyError(f"{side} of {name!r} has no statistics yet")
     order = layer.a_order() if side == "A" else None

@@ -76,7 +76,7 @@ def exclusion_levels_s(plan: Plan, model: ModelProfile, cluster: ClusterProfile)
     """
     free, instant = LinearCost(0.0, 0.0), PolynomialCost((0.0,))
     no_curvature = replace(plan.schedule, curvature=False)
-    no_owners = replace(plan, inverse_owner=(None,) * len(plan.factors))
+    no_owners = replace(plan, inverse_owner=(None,) * len(plan.factors), inverse_messages=())
     pass_s = sum(layer.forward_s + layer.backward_s for layer in model.layers) + model.loss_s + model.update_s
 
     def s_sgd_s(of: ModelProfile) -> float:

@@ -185,7 +185,7 @@ def describe_coverage(
 
     ``factors``: by layer and side. Once any has statistics, layers without count among what keeps its plain gradient.
     """
-    used = {key for key, factor in (factors or {}).items() if factor.average is not None}
+    used = {key for key, factor in (factors or {}).items() if factor.known}
     idle = [x for x in layers if used and not {(x.name, "A"), (x.name, "G")} <= used]
     layers = [layer for layer in layers if layer not in idle]
     without = "no statistics so far: its forward is bypassed, or its outputs have had no gradient"

@@ -35,7 +35,9 @@ def merged_family(families: Sequence[Family]) -> Family:
 
 
 def iteration_lower_bound_s(model: ModelProfile, cluster: ClusterProfile, *, time_limit_s: float = 30.0) -> float:
-    """Seconds that no plan can beat that sends factors and gradients by all-reduce and inverts when all have arrived.
+    """Seconds that no plan can beat that sends factors (in full) and gradients by all-reduce, inverts when all have
+    arrived, broadcasts inverses one by one and preconditions on every rank. Plans that reduce factors to their owners,
+    or leave layers to one rank, send less, and may.
 
     The earliest last arrival of all messages, even if a factor and a gradient might share one (exact where an
     all-reduce takes a start-up time plus seconds per element), or the end of the backward pass if that is later; then

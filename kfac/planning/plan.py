@@ -11,10 +11,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from kfac.planning.checks import keys_of, sequence, text, whole
 from kfac.planning.costs import Size, packed_elements
+from kfac.planning.plan_checks import check_message, check_order, check_owners
 from kfac.planning.profiles import LayerProfile, ModelProfile
 from kfac.planning.schedule_config import ScheduleConfig
 
@@ -46,7 +47,7 @@ class FactorSpec:
 
 @dataclass(frozen=True)
 class Message:
-    """One fused all-reduce.
+    """One fused sum over the ranks.
 
     Args:
         kind: what it carries.
@@ -54,12 +55,19 @@ class Message:
         elements: elements it carries.
         release: ``ready``: it leaves as soon as its last item is there and the messages before it have left;
             ``step``: it leaves when the backward pass has ended (in ``KFAC.step``).
+        root: the rank that alone gets the sum, or None: every rank does.
     """
 
     kind: MessageKind
     items: tuple[int, ...]
     elements: int
     release: Release
+    root: int | None = None
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """The factors that it carries."""
+        return () if self.kind == "gradient" else self.items
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +79,20 @@ class Plan:
         world_size: number of ranks.
         layers: names of the model's layers in execution order (the units of gradient messages).
         factors: all factors, ``A0 G0 A1 G1 ...`` over the layers that have them.
-        messages: all all-reduces in the order in which they leave, the same on every rank.
+        messages: all sums over the ranks in the order in which they leave, the same on every rank.
         inverse_owner: per factor the rank that inverts it and broadcasts the inverse, or None: every rank inverts it.
         inverse_sequence: the order in which factors are inverted and broadcast. Every rank walks the whole sequence:
             it inverts what it owns or what every rank inverts, and takes part in every broadcast.
+        inverse_messages: which inverses of one owner share a broadcast, which leaves when the last of them in the
+            sequence is there; by default each travels alone.
+        gradient_owner: per layer with factors the rank that alone holds both inverses, preconditions the layer's
+            gradient and broadcasts the result, or None: every rank does. By default every rank does.
+        gradient_messages: which of these results of one rank (indices of layers with factors) share a broadcast, in the
+            order in which they leave; by default all of a rank's do.
 
     Raises:
         ValueError: if the factors are not pairs in the order of the layers, the messages do not carry every factor and
-            layer exactly once, or an owner is no rank.
+            layer exactly once, an owner is no rank, or a rank would lack what it needs.
     """
 
     schedule: ScheduleConfig
@@ -88,19 +102,25 @@ class Plan:
     messages: tuple[Message, ...]
     inverse_owner: tuple[int | None, ...]
     inverse_sequence: tuple[int, ...]
+    inverse_messages: tuple[tuple[int, ...], ...] = ()
+    gradient_owner: tuple[int | None, ...] = ()
+    gradient_messages: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         whole("world_size", self.world_size, 1)
         if len({text("a layer name", name) for name in self.layers}) != len(self.layers):
             raise ValueError("layer names of a plan repeat")
-        _check_order(self.factors, self.layers)
+        check_order(self.factors, self.layers)
         count = len(self.factors)
         for number, message in enumerate(self.messages):
-            _check_message(f"message {number}", message)
-        carried = [i for m in self.messages if m.kind != "gradient" for i in m.items]
+            check_message(f"message {number}", message)
+        carried = self.carried
         grads = [i for m in self.messages if m.kind == "gradient" for i in m.items]
-        if sorted(carried) != list(range(count)):
-            raise ValueError("the messages of a plan must carry every factor exactly once")
+        local = self.schedule.factor_collective == "none"
+        if sorted(carried) != ([] if local else list(range(count))):
+            raise ValueError(
+                f"the messages of a plan must carry {'no factor' if local else 'every factor exactly once'}"
+            )
         if sorted(grads) != list(range(len(self.layers))):
             raise ValueError("the messages of a plan must carry every layer's gradient exactly once")
         for message in self.messages:
@@ -117,6 +137,75 @@ class Plan:
             raise ValueError("a plan needs an owner and one place in the inverse sequence for every factor")
         if any(owner is not None and not whole("an owner", owner) < self.world_size for owner in self.inverse_owner):
             raise ValueError(f"an inverse owner is not a rank below {self.world_size}")
+        self._fill_in()
+        check_owners(self)
+
+    def _fill_in(self) -> None:
+        """The defaults of what older plans have not."""
+        if not self.gradient_owner:
+            object.__setattr__(self, "gradient_owner", (None,) * (len(self.factors) // 2))
+        if len(self.gradient_owner) != len(self.factors) // 2:
+            raise ValueError("a plan needs a gradient owner, or none, for every layer with factors")
+        if not self.inverse_messages:
+            alone = tuple((i,) for i in self.inverse_sequence if self.travels(i))
+            object.__setattr__(self, "inverse_messages", alone)
+        if not self.gradient_messages:
+            owned: dict[int, list[int]] = {}
+            for k, owner in enumerate(self.gradient_owner):
+                if owner is not None:
+                    owned.setdefault(owner, []).append(k)
+            object.__setattr__(self, "gradient_messages", tuple(tuple(layers) for layers in owned.values()))
+
+    @property
+    def carried(self) -> list[int]:
+        """The factors whose sums over the ranks travel, in the order of the messages."""
+        return [i for m in self.messages if m.kind != "gradient" for i in m.items]
+
+    @property
+    def summarised(self) -> bool:
+        """Whether counts and traces travel in one message of their own, because not every rank has all sums in full."""
+        rooted = any(message.root is not None for message in self.messages)
+        switches = self.schedule
+        special = rooted or switches.factor_collective == "none" or switches.message_dtype != "full"
+        return special and self.world_size > 1 and bool(self.factors)
+
+    @property
+    def summary_elements(self) -> int:
+        """Elements of that message."""
+        return 2 * len(self.factors) if self.summarised else 0
+
+    def travels(self, i: int) -> bool:
+        """Whether the inverse of factor ``i`` is broadcast."""
+        return self.inverse_owner[i] is not None and self.gradient_owner[i // 2] is None
+
+    def broadcast_name(self, group: Sequence[int]) -> str:
+        """What timelines call the broadcast of these inverses."""
+        last = self.factors[group[-1]]
+        if len(group) == 1:
+            return f"inverse of {last.side} of {last.layer}"
+        return f"{len(group)} inverses up to {last.side} of {last.layer}"
+
+    def gradient_name(self, group: Sequence[int]) -> str:
+        """What timelines call the broadcast of these layers' preconditioned gradients."""
+        return f"{len(group)} preconditioned gradients of rank {self.gradient_owner[group[0]]}"
+
+    @property
+    def factor_holder(self) -> tuple[int | None, ...]:
+        """Per factor the rank that alone has its running average, or None: every rank has it."""
+        if self.world_size == 1:
+            return (None,) * len(self.factors)
+        root = dict.fromkeys(range(len(self.factors))) | {i: m.root for m in self.messages for i in m.factors}
+        local = self.schedule.factor_collective == "none"
+        return self.inverse_owner if local else tuple(root.values())
+
+    def statistics_of(self, rank: int) -> tuple[int, ...]:
+        """The layers with factors (indices) whose statistics ``rank`` computes: all, unless factors do not travel."""
+        local = self.schedule.factor_collective == "none" and self.world_size > 1
+        return tuple(k for k, owner in enumerate(self.gradient_owner) if owner == rank or not local)
+
+    def solution_holder(self, i: int) -> int | None:
+        """The rank that alone has the inverse of factor ``i``, or None: every rank has it."""
+        return None if self.world_size == 1 else self.gradient_owner[i // 2]
 
     def inverted_by(self, rank: int) -> tuple[int, ...]:
         """Factors that ``rank`` inverts, in its order."""
@@ -140,8 +229,10 @@ class Plan:
         """
         found = keys_of(cls, "plan", data)
         found["schedule"] = ScheduleConfig.from_dict(found["schedule"])
-        for key in ("layers", "factors", "messages", "inverse_owner", "inverse_sequence"):
-            found[key] = sequence(key, found[key])
+        for key in ("layers", "factors", "messages", "inverse_owner", "inverse_sequence", "gradient_owner"):
+            found[key] = sequence(key, found.get(key, ()))
+        for key in ("inverse_messages", "gradient_messages"):
+            found[key] = tuple(sequence(f"a group of {key}", group) for group in sequence(key, found.get(key, ())))
         found["factors"] = tuple(
             FactorSpec(**keys_of(FactorSpec, f"factor {i}", factor)) for i, factor in enumerate(found["factors"])
         )
@@ -180,11 +271,13 @@ class Plan:
             return sum(m.kind == kind for m in self.messages)
 
         everywhere = sum(owner is None for owner in self.inverse_owner)
-        return (
+        owned = sum(owner is not None for owner in self.gradient_owner)
+        said = (
             f"Plan {self.fingerprint} for {self.world_size} rank(s): {len(self.factors)} factors in {count('A')} A and "
             f"{count('G')} G messages, {count('gradient')} gradient messages; {everywhere} factors inverted on every "
             f"rank, {len(self.factors) - everywhere} on one"
         )
+        return f"{said}; {owned} layers preconditioned on one rank" if owned else said
 
 
 def factors_of(layers: Iterable[LayerProfile]) -> tuple[FactorSpec, ...]:
@@ -205,25 +298,3 @@ def _named(item: str | FactorSpec | None) -> str:
         times = "" if item.blocks == 1 else f"{item.blocks} x "
         return f"{item.side} of layer {item.layer!r} with dimension {times}{item.dim}"
     return "missing" if item is None else repr(item)
-
-
-def _check_order(factors: Sequence[FactorSpec], layers: Sequence[str]) -> None:
-    covered = {factor.layer for factor in factors}
-    expected = [(name, side) for name in layers if name in covered for side in ("A", "G")]
-    for i, (factor, place) in enumerate(zip_longest(factors, expected)):
-        found = factor and (factor.layer, factor.side)
-        if found != place:
-            raise ValueError(f"factors must be A0 G0 A1 G1 ... in the order of the layers: at {i} {found}, not {place}")
-        for key in ("dim", "blocks"):
-            whole(f"{key} of factor {factor.side} of layer {factor.layer!r}", getattr(factor, key), 1)
-
-
-def _check_message(what: str, message: Message) -> None:
-    for key, choices in (("kind", MessageKind), ("release", Release)):
-        if getattr(message, key) not in get_args(choices):
-            raise ValueError(f"{what}: {key} {getattr(message, key)!r} is not one of: {', '.join(get_args(choices))}")
-    whole(f"{what}: elements", message.elements)
-    if not message.items:
-        raise ValueError(f"{what} carries nothing")
-    for i in message.items:
-        whole(f"{what}: item", i)

@@ -58,6 +58,11 @@ class LayerProfile:
         """Whether K-FAC preconditions this layer."""
         return self.a_dim > 0
 
+    @property
+    def matrix_elements(self) -> int:
+        """Elements of the gradient that is preconditioned: rows of G times rows of A, or fewer in groups."""
+        return min(self.gradient_elements, self.a_blocks * self.a_dim * self.g_blocks * self.g_dim)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelProfile:

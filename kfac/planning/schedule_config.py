@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from kfac.planning.checks import number
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "pipelining": ("none", "layerwise"),
     "fusion": ("none", "threshold", "greedy", "optimal"),
     "placement": ("non_dist", "seq_dist", "lbp", "optimized"),
     "inverse_broadcast": ("after_all", "as_ready"),
-    "factor_collective": ("all_reduce",),
+    "factor_collective": ("all_reduce", "reduce_to_owner", "none"),
+    "message_dtype": ("full", "bfloat16"),
+    "inverse_fusion": ("none", "owner", "planned"),
 }
 """The values of every switch that has a fixed set of them."""
 
@@ -28,7 +32,8 @@ def check_lbp_rule(what: str, rule: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """What a schedule varies; none of it changes the mathematics.
+    """What a schedule varies; none of it changes the mathematics but ``factor_collective=none``, and ``message_dtype``
+    the rounding.
 
     Args:
         curvature: off means plain (S-)SGD: ``KFAC.step`` only finishes the gradients' all-reduce.
@@ -41,11 +46,20 @@ class ScheduleConfig:
         lbp_rule: which factors every rank inverts under ``lbp``: ``cost`` (inverting is cheaper than broadcasting),
             or a dimension below which they are (the paper's runs hard-wired 1400).
         inverse_broadcast: ``as_ready`` overlaps broadcasts with later inversions, ``after_all`` does not.
-        factor_collective: the collective that carries factors.
+        inverse_fusion: which inverses of one owner share a broadcast. ``none``: each travels alone; ``owner``: all of
+            an owner's together; ``planned``: divided so that the last broadcast ends early, never later than either.
+        factor_collective: how factors travel. ``all_reduce``: every rank gets the sums; ``reduce_to_owner``: sums
+            that only one rank inverts go to that rank alone; ``none``: not at all, a layer's owner uses the statistics
+            of its own samples (DP-KFAC, other mathematics: see docs/kfac.md).
+        message_dtype: in which factors travel: ``full``, as they are kept; ``bfloat16``, rounded to half the bytes.
+        gradient_worker_fraction: the share of the inverses' elements that a rank holds on average. Where it is below 1,
+            the layers with the most elements are preconditioned by the one rank that inverts both of their factors,
+            which broadcasts the result, until the share is reached; 0: all layers are.
         gradient_pipelining: whether gradients' all-reduces start during the backward pass.
 
     Raises:
-        ValueError: for a value outside the choices, naming the key and the choices.
+        ValueError: for a value outside the choices, naming the key and the choices, and for switches that exclude each
+            other.
     """
 
     curvature: bool = True
@@ -55,7 +69,10 @@ class ScheduleConfig:
     placement: str = "lbp"
     lbp_rule: str | int = "cost"
     inverse_broadcast: str = "as_ready"
+    inverse_fusion: str = "none"
     factor_collective: str = "all_reduce"
+    message_dtype: str = "full"
+    gradient_worker_fraction: float = 1.0
     gradient_pipelining: bool = True
 
     def __post_init__(self) -> None:
@@ -70,6 +87,26 @@ class ScheduleConfig:
         if self.threshold_bytes <= 0:
             raise ValueError(f"schedule.threshold_bytes={self.threshold_bytes} must be positive")
         check_lbp_rule("schedule.lbp_rule", self.lbp_rule)
+        fraction = number("schedule.gradient_worker_fraction", self.gradient_worker_fraction)
+        if fraction > 1:
+            raise ValueError(f"schedule.gradient_worker_fraction={fraction} is a share, from 0 to 1")
+        object.__setattr__(self, "gradient_worker_fraction", fraction)
+        self._check_combination()
+
+    def _check_combination(self) -> None:
+        if self.gradient_worker_fraction < 1 and self.placement == "non_dist":
+            raise ValueError(
+                "schedule.gradient_worker_fraction below 1 leaves layers to one rank, but with placement=non_dist "
+                "every rank inverts everything: take another placement, or gradient_worker_fraction=1"
+            )
+        if self.factor_collective == "none":
+            if self.gradient_worker_fraction > 0:
+                raise ValueError(
+                    "schedule.factor_collective=none needs gradient_worker_fraction=0: factors that do not travel "
+                    "differ between the ranks, so one of them must precondition each layer (schedule dp_kfac)"
+                )
+            if self.message_dtype != "full":
+                raise ValueError("schedule.message_dtype is of factors that travel: not with factor_collective=none")
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

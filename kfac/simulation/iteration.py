@@ -1,11 +1,13 @@
 """One iteration of a Plan as a task graph, executed on cost models.
 
-The graph is what the engine does: statistics in the forward and backward hooks whatever the pipelining, all-reduces in
-the plan's order on one channel, then in ``step`` the inversions and broadcasts, and preconditioning on every rank.
+The graph is what the engine does: statistics in the forward and backward hooks whatever the pipelining, messages in
+the plan's order on one channel, then in ``step`` the inversions and broadcasts, and preconditioning, on every rank or,
+with broadcasts of the results, on the one that owns the layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kfac.planning.costs import checked_cost, inverse_dim
@@ -52,6 +54,13 @@ def simulated_iteration_s(plan: Plan, model: ModelProfile, cluster: ClusterProfi
     return _iteration_s(_run(plan, model, cluster)[1], model)
 
 
+def simulated_second_order_s(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> float:
+    """Seconds from the arrival of all messages until every rank has every preconditioned gradient."""
+    graph = _Graph(plan, model, cluster.at(plan.world_size), coarse=True)
+    graph.add_second_order(graph.add_step(()))
+    return max((end for _, end in run_tasks(graph.tasks, graph.resources)), default=0.0)
+
+
 def _run(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> tuple[_Graph, list[tuple[float, float]]]:
     """The task graph, and start and end of every task."""
     plan.check_model(model)
@@ -83,95 +92,152 @@ class _Label:
 
 
 @dataclass
+class _Ready:
+    """The tasks after which factors and each layer's gradients are ready, and the backward pass has ended."""
+
+    factors: dict[int, tuple[int, ...]]
+    gradients: list[tuple[int, ...]]
+    backward_end: tuple[int, ...]
+
+    def add(self, factor: int, task: int) -> None:
+        """A factor is ready on one more rank."""
+        self.factors[factor] = (*self.factors.get(factor, ()), task)
+
+
+@dataclass
 class _Graph:
     plan: Plan
     model: ModelProfile
     cluster: ClusterProfile
+    coarse: bool = False
+    """Whether what a rank does in a row may be one task."""
     tasks: list[Task] = field(default_factory=list)
     labels: list[_Label | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.lanes = lane_counts(self.plan)
-        # Up to the inversions all ranks do the same at the same time: one lane serves for all of them.
         self.resources = {_CHANNEL, *((COMPUTE_LANE, rank) for rank in (_EVERY_RANK, *self.lanes))}
         self.all_reduce = checked_cost("all_reduce", self.cluster.all_reduce)
+        self.reduce = checked_cost("reduce", self.cluster.reduce)
         self.broadcast = checked_cost("broadcast", self.cluster.broadcast)
         self.inverse = checked_cost("inverse", self.cluster.inverse)
         self.factor_index = {(f.layer, f.side): i for i, f in enumerate(self.plan.factors)}
 
     def build(self) -> None:
-        factor_ready, gradient_ready, backward_end = self._passes()
-        arrived = self._messages(factor_ready, gradient_ready, backward_end)
-        step = self._add(None, 0.0, after=(backward_end, *arrived))
+        layers = [layer for layer in self.model.layers if (layer.name, "A") in self.factor_index]
+        # Up to the inversions all ranks do the same at the same time, unless each has statistics of its own.
+        local = self.plan.schedule.factor_collective == "none" and self.plan.world_size > 1
+        ready = _Ready({}, [() for _ in self.model.layers], ())
+        for rank in self.lanes if local else (_EVERY_RANK,):
+            self._passes(rank, {layers[k].name for k in self.plan.statistics_of(rank)}, ready)
+        arrived = self._messages(ready)
+        step = self.add_step((*ready.backward_end, *arrived))
         if self.plan.schedule.curvature:
-            self._precondition(*self._inverses(step))
+            self.add_second_order(step)
 
-    def _passes(self) -> tuple[dict[int, int], list[int], int]:
-        """Forward and backward; the tasks after which each factor and each layer's gradients are ready, and the end."""
-        factors: dict[int, int] = {}
-        gradients = [0] * len(self.model.layers)
+    def add_step(self, after: tuple[int, ...]) -> int:
+        return self._add(None, 0.0, after=after)
+
+    def _passes(self, rank: int, statistics: Collection[str], ready: _Ready) -> None:
+        """Forward and backward, with the statistics of these layers; is added to ``ready``."""
         for layer in self.model.layers:
-            self._compute("FF", layer.name, layer.forward_s)
-            if (layer.name, "A") in self.factor_index:
-                ready = self._compute("FactorComp", f"A {layer.name}", layer.a_statistics_s)
-                factors[self.factor_index[layer.name, "A"]] = ready
-        last = self._compute("BP", "loss", self.model.loss_s)
+            self._compute("FF", layer.name, layer.forward_s, rank)
+            if layer.name in statistics:
+                ready.add(
+                    self.factor_index[layer.name, "A"],
+                    self._compute("FactorComp", f"A {layer.name}", layer.a_statistics_s, rank),
+                )
+        last = self._compute("BP", "loss", self.model.loss_s, rank)
         for position, layer in reversed(list(enumerate(self.model.layers))):
-            if (layer.name, "G") in self.factor_index:
-                ready = self._compute("FactorComp", f"G {layer.name}", layer.g_statistics_s)
-                factors[self.factor_index[layer.name, "G"]] = ready
-            last = gradients[position] = self._compute("BP", layer.name, layer.backward_s)
-        return factors, gradients, last
+            if layer.name in statistics:
+                ready.add(
+                    self.factor_index[layer.name, "G"],
+                    self._compute("FactorComp", f"G {layer.name}", layer.g_statistics_s, rank),
+                )
+            last = self._compute("BP", layer.name, layer.backward_s, rank)
+            ready.gradients[position] += (last,)
+        ready.backward_end += (last,)
 
-    def _messages(self, factors: dict[int, int], gradients: list[int], backward_end: int) -> list[int]:
+    def _messages(self, ready: _Ready) -> list[int]:
         if self.plan.world_size == 1:
             return []
         sent = []
         for number, message in enumerate(self.plan.messages):
-            source = gradients if message.kind == "gradient" else factors
-            after = tuple(source[i] for i in message.items) if message.release == "ready" else (backward_end,)
-            kind = "GradComm" if message.kind == "gradient" else "FactorComm"
-            cost = self.all_reduce(message.elements)
+            gradient = message.kind == "gradient"
+            after = ready.backward_end
+            if message.release == "ready":
+                after = tuple(j for i in message.items for j in (ready.gradients if gradient else ready.factors)[i])
+            half = not gradient and self.plan.schedule.message_dtype != "full"
+            elements = message.elements / 2 if half else message.elements
+            cost = self.all_reduce(elements) if message.root is None else self.reduce(elements)
             name = f"{message.kind} message {number} ({len(message.items)} items)"  # as the engine's recorder names it
-            sent.append(self._communicate(kind, name, cost, after))
+            sent.append(self._communicate("GradComm" if gradient else "FactorComm", name, cost, after))
+        if self.plan.summarised:
+            seconds = self.all_reduce(self.plan.summary_elements)
+            sent.append(self._communicate("FactorComm", "summary", seconds, ready.backward_end))
         return sent
 
-    def _inverses(self, step: int) -> tuple[int, bool]:
-        """Inversions and broadcasts; the task after which preconditioning may begin, and whether all ranks begin then.
+    def add_second_order(self, step: int) -> None:
+        """Inversions, preconditioning and their broadcasts.
 
-        Every rank walks the whole sequence, so it reaches a broadcast after everything that it inverts before it.
+        Every rank walks the whole sequence, so it reaches a broadcast after everything that it does before it: first
+        the inversions that every rank needs, then what each rank preconditions alone, then, when the inverses of the
+        others have come, the rest, on every rank at its own pace.
         """
-        reached: dict[int, int] = {}  # per rank its last inversion since the last broadcast
-        at_end: list[int] = []
-        broadcasts: list[tuple[int, str]] = []
-        for i in self.plan.inverse_sequence:
-            factor, owner = self.plan.factors[i], self.plan.inverse_owner[i]
-            name = f"{factor.side} of {factor.layer}"
-            invert_s = self.inverse(inverse_dim(factor.size))
-            for rank in self.lanes if owner is None else (owner,):
-                reached[rank] = self._compute("InverseComp", f"invert {name}", invert_s, rank, (step,))
-            if owner is not None and self.plan.world_size > 1:
-                if self.plan.schedule.inverse_broadcast == "as_ready":
-                    at_end.append(self._broadcast(factor.elements, name, tuple(reached.values())))
-                    reached.clear()
-                else:
-                    broadcasts.append((factor.elements, name))
-        for elements, name in broadcasts:
-            at_end.append(self._broadcast(elements, name, tuple(reached.values())))
+        reached: dict[int, int] = {}  # per rank what it has done since the last broadcast
+        arriving = [step]
+        for group in self._inverses(step, reached):
+            arriving.append(self._communicate("InverseComm", *self._broadcast(group), tuple(reached.values())))
             reached.clear()
-        return self._add(None, 0.0, after=(step, *at_end)), not reached
-
-    def _precondition(self, after: int, together: bool) -> None:
-        """On every rank, at its own pace after inversions that no broadcast has waited for."""
+        layers = [layer for layer in self.model.layers if (layer.name, "A") in self.factor_index]
+        for group in self.plan.gradient_messages if self.plan.world_size > 1 else ():
+            owner = self.plan.gradient_owner[group[0]]
+            assert owner is not None
+            for i in (i for k in group for i in (2 * k, 2 * k + 1)):
+                self._invert(i, (owner,), step, reached)
+            for k in group:
+                reached[owner] = self._compute("Precondition", layers[k].name, layers[k].precondition_s, owner)
+            seconds = self.broadcast(sum(layers[k].matrix_elements for k in group))
+            self._communicate("GradComm", self.plan.gradient_name(group), seconds, tuple(reached.values()))
+            reached.clear()
+        common = [layer for k, layer in enumerate(layers) if self.plan.solution_holder(2 * k) is None]
+        work = [(layer.name, layer.precondition_s) for layer in common]
+        if self.coarse and work:
+            work = [("all layers", sum(seconds for _, seconds in work))]
+        waits = (self._add(None, 0.0, after=tuple(arriving)),)
+        together = not reached and len(common) == len(layers)
         for rank in (_EVERY_RANK,) if together else self.lanes:
-            waits: tuple[int, ...] = (after,)
-            for layer in self.model.layers:
-                if (layer.name, "A") in self.factor_index:
-                    self._compute("Precondition", layer.name, layer.precondition_s, rank, waits)
-                    waits = ()  # the lane's own order carries the rest
+            after = waits
+            for name, seconds in work:
+                self._compute("Precondition", name, seconds, rank, after)
+                after = ()  # the lane's own order carries the rest
 
-    def _broadcast(self, elements: int, name: str, after: tuple[int, ...]) -> int:
-        return self._communicate("InverseComm", f"inverse of {name}", self.broadcast(elements), after)
+    def _inverses(self, step: int, reached: dict[int, int]) -> Iterator[tuple[int, ...]]:
+        """Walk the inversions that every rank needs, stopping at each group whose broadcast is to leave."""
+        shared = [i for i in self.plan.inverse_sequence if self.plan.solution_holder(i) is None]
+        place = {i: k for k, i in enumerate(shared)}
+        leaving: dict[int, tuple[int, ...]] = {}
+        if self.plan.world_size > 1:
+            groups = [tuple(sorted(group, key=place.__getitem__)) for group in self.plan.inverse_messages]
+            leaving = {group[-1]: group for group in groups}
+        late = self.plan.schedule.inverse_broadcast == "after_all"
+        for i in shared:
+            owner = self.plan.inverse_owner[i]
+            self._invert(i, self.lanes if owner is None else (owner,), step, reached)
+            if i in leaving and not late:
+                yield leaving[i]
+        if late:
+            yield from (leaving[i] for i in shared if i in leaving)
+
+    def _invert(self, i: int, ranks: Iterable[int], step: int, reached: dict[int, int]) -> None:
+        factor = self.plan.factors[i]
+        name, seconds = f"invert {factor.side} of {factor.layer}", self.inverse(inverse_dim(factor.size))
+        for rank in ranks:
+            reached[rank] = self._compute("InverseComp", name, seconds, rank, (step,))
+
+    def _broadcast(self, group: tuple[int, ...]) -> tuple[str, float]:
+        """Name and seconds of the broadcast of inverses."""
+        return self.plan.broadcast_name(group), self.broadcast(sum(self.plan.factors[i].elements for i in group))
 
     def _communicate(self, kind: str, name: str, duration_s: float, after: tuple[int, ...]) -> int:
         label = _Label(_EVERY_RANK, COMMUNICATION_LANE, kind, name)

@@ -154,7 +154,7 @@ def test_resolving_names_switches_and_values():
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        ("kafc", "unknown schedule 'kafc'; choices: sgd, kfac, dkfac, mpdkfac, spdkfac, auto"),
+        ("kafc", "unknown schedule 'kafc'; choices: sgd, kfac, dkfac, mpdkfac, spdkfac, dp_kfac, auto"),
         ({"name": "best"}, "unknown schedule 'best'"),
         ({"name": "dkfac", "fused": True}, "unknown schedule key"),
         ({"fusion": "some"}, "schedule.fusion='some' is not one of: none, threshold, greedy, optimal"),
@@ -213,7 +213,9 @@ def test_world_size_overrides_the_profile_and_one_rank_communicates_for_free():
 @pytest.mark.parametrize("schedule", [None, 3, ["spdkfac"], b"sgd"])
 def test_what_is_no_schedule_lists_the_names(schedule):
     for ask in (lambda: resolve_schedule(schedule), lambda: make_plan(schedule, model(), cluster())):
-        with pytest.raises(ValueError, match=r"a schedule is a name \(sgd, kfac, dkfac, mpdkfac, spdkfac, auto\)"):
+        with pytest.raises(
+            ValueError, match=r"a schedule is a name \(sgd, kfac, dkfac, mpdkfac, spdkfac, dp_kfac, auto\)"
+        ):
             ask()
 
 

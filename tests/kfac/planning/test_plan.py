@@ -105,9 +105,70 @@ def test_a_json_form_with_mistakes_names_the_key(path, value, message):
 
 
 def test_a_json_form_without_a_key_names_it():
-    for key in PLAN.to_dict():
+    added = ("inverse_messages", "gradient_owner", "gradient_messages")
+    for key in PLAN.to_dict().keys() - added:
         with pytest.raises(ValueError, match=rf"missing key\(s\) {key}"):
             Plan.from_dict({k: v for k, v in PLAN.to_dict().items() if k != key})
+
+
+def test_a_plan_from_before_owners_had_messages_of_their_own_is_what_it_was():
+    data = PLAN.to_dict()
+    for key in ("inverse_messages", "gradient_owner", "gradient_messages"):
+        del data[key]
+    for message in data["messages"]:
+        del message["root"]
+    for key in ("inverse_fusion", "message_dtype", "gradient_worker_fraction"):
+        del data["schedule"][key]
+    assert Plan.from_dict(data) == PLAN
+    old = replace(PLAN, inverse_owner=(1, None, 0, 1), inverse_sequence=(2, 0, 3, 1), inverse_messages=())
+    assert old.inverse_messages == ((2,), (0,), (3,))
+    assert old.gradient_owner == (None, None)
+    assert old.gradient_messages == ()
+
+
+OWNED = make_plan(
+    {"name": "spdkfac", "factor_collective": "reduce_to_owner", "gradient_worker_fraction": 0.0}, MODEL, CLUSTER
+)
+
+
+def test_who_holds_what():
+    assert OWNED.gradient_owner == (0, 1)
+    assert OWNED.inverse_owner == (0, 0, 1, 1)
+    assert OWNED.factor_holder == (0, 0, 1, 1)
+    assert [(m.kind, m.items, m.root) for m in OWNED.messages if m.kind != "gradient"] == [
+        ("A", (0,), 0),
+        ("A", (2,), 1),
+        ("G", (3,), 1),
+        ("G", (1,), 0),
+    ]
+    assert (OWNED.inverse_messages, OWNED.gradient_messages) == ((), ((0,), (1,)))
+    assert OWNED.summary_elements == 8
+    assert PLAN.summary_elements == 0
+    assert PLAN.factor_holder == (None,) * 4
+    assert Plan.from_dict(json.loads(json.dumps(OWNED.to_dict()))) == OWNED
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"inverse_owner": (1, 0, 1, 1)}, r"A of layer 'x' is reduced to rank 0, which is not the one to invert it"),
+        ({"gradient_owner": (1, 1)}, r"rank 1 preconditions layer 'x', but lacks its inverses"),
+        ({"gradient_owner": (0,)}, "a gradient owner, or none, for every layer"),
+        ({"gradient_messages": ((0, 1),)}, "a group of gradient_messages has one owner"),
+        ({"gradient_messages": ((0,),)}, "every owned gradient that travels exactly once"),
+        ({"inverse_messages": ((0,),)}, "every owned inverse that travels exactly once"),
+        ({"schedule": replace(OWNED.schedule, factor_collective="none")}, "must carry no factor"),
+    ],
+)
+def test_plans_under_which_a_rank_would_lack_something_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        replace(OWNED, **fields)
+
+
+def test_layers_of_factors_that_do_not_travel_need_a_rank():
+    local = make_plan("dp_kfac", MODEL, CLUSTER)
+    with pytest.raises(ValueError, match="one rank that preconditions layer 'x'"):
+        replace(local, gradient_owner=(None, 1), gradient_messages=())
 
 
 def layers_with(position, **fields):

@@ -29,7 +29,7 @@ FURTHER_STEPS = 50
 STOP = 3
 """Between an update of the statistics (step 2) and one of the inverses (step 3)."""
 
-SCHEDULES: dict[str, ScheduleConfig] = {
+COMMON: dict[str, ScheduleConfig] = {
     f"{pipelining}-{fusion}-{placement}-{broadcast}": ScheduleConfig(
         pipelining=pipelining,
         fusion=fusion,
@@ -43,6 +43,41 @@ SCHEDULES: dict[str, ScheduleConfig] = {
         itertools.product(*(CHOICES[key] for key in ("pipelining", "fusion", "placement", "inverse_broadcast")))
     )
 }
+"""Every rank gets every factor and every inverse."""
+
+OWNED: dict[str, ScheduleConfig] = {
+    f"{collective}-{fusion}-{inverse_fusion}-{fraction}": ScheduleConfig(
+        pipelining=("layerwise", "none")[index // 2 % 2],
+        fusion=fusion,
+        placement=("seq_dist", "lbp", "optimized")[index % 3],
+        inverse_broadcast=("as_ready", "after_all")[index % 2],
+        inverse_fusion=inverse_fusion,
+        factor_collective=collective,
+        gradient_worker_fraction=fraction,
+        threshold_bytes=400,
+        lbp_rule=4,
+        gradient_pipelining=index % 2 == 0,
+    )
+    for index, (collective, fusion, inverse_fusion, fraction) in enumerate(
+        [
+            ("all_reduce", "greedy", "none", 0.0),
+            ("all_reduce", "optimal", "none", 0.5),
+            ("all_reduce", "optimal", "owner", 1.0),
+            ("all_reduce", "none", "planned", 1.0),
+            ("reduce_to_owner", "none", "none", 1.0),
+            ("reduce_to_owner", "threshold", "owner", 1.0),
+            ("reduce_to_owner", "greedy", "planned", 1.0),
+            ("reduce_to_owner", "optimal", "none", 0.0),
+            ("reduce_to_owner", "threshold", "none", 0.0),
+            ("reduce_to_owner", "optimal", "owner", 0.5),
+            ("reduce_to_owner", "greedy", "none", 0.5),
+            ("reduce_to_owner", "none", "planned", 0.5),
+        ]
+    )
+}
+"""Ranks get and make only what the Plan leaves to them."""
+
+SCHEDULES = COMMON | OWNED
 
 
 class Tiny(nn.Module):
@@ -119,8 +154,12 @@ class Run:
         return torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None])
 
     def factors(self) -> dict[str, Tensor]:
-        """Every factor."""
-        return {f"{layer.name}/{s}": self.kfac.factor(layer.name, s) for layer in self.kfac.layers for s in "AG"}
+        """Every factor, wherever it is."""
+        kfac = self.kfac
+        if any(holder is not None for holder in kfac.plan.factor_holder):
+            kfac = KFAC(Tiny(), self.config, "dkfac", communicator=LocalCommunicator())
+            kfac.load_state_dict(self.kfac.state_dict())
+        return {f"{layer.name}/{s}": kfac.factor(layer.name, s) for layer in kfac.layers for s in "AG"}
 
     def made(self) -> dict[str, Tensor]:
         """What has been made of every factor: its inverse as packed triangles, or eigenvectors and eigenvalues."""
@@ -200,6 +239,21 @@ class WithSwappedOwners:
         if self._inner.rank != src:
             tensor.zero_()  # what it would be is not defined
         return self._inner.broadcast(tensor, (src + 1) % self._inner.world_size, name)
+
+
+class WithWrongRoots:
+    """A communicator that gives every sum for one rank to the next one."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def reduce(self, tensor: Tensor, dst: int, name: str) -> Any:
+        # What is left on a rank that gets no sum is not defined: here its own part.
+        sent = tensor.clone() if self._inner.rank == dst else tensor
+        return self._inner.reduce(sent, (dst + 1) % self._inner.world_size, name)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

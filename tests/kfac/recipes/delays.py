@@ -21,10 +21,10 @@ class Deadlock(AssertionError):
 
 
 class _Collective:
-    """The k-th collective of every rank."""
+    """The k-th collective of every rank: from ``root`` where that is given, to ``sink`` alone where that is."""
 
-    def __init__(self, what: tuple[Any, ...], root: int | None, early: bool) -> None:
-        self.what, self.root = what, root
+    def __init__(self, what: tuple[Any, ...], root: int | None, sink: int | None, early: bool) -> None:
+        self.what, self.root, self.sink = what, root, sink
         self.early = early
         self.posted: dict[int, Any] = {}
         self.read: dict[int, Any] = {}
@@ -46,7 +46,10 @@ class _Collective:
         if self.result is None:
             self._execute()
         if isinstance(self.posted[rank], Tensor):
-            self.posted[rank].copy_(self.result)
+            if self.sink in (None, rank):
+                self.posted[rank].copy_(self.result)
+            else:
+                self.poison(rank)  # undefined: in time for who looks at it all the same
         self.delivered.add(rank)
         for callback in self.callbacks.pop(rank, []):
             callback()
@@ -159,7 +162,7 @@ class World:
         if self._failure is not None:
             raise self._failure
 
-    def post(self, rank: int, what: tuple[Any, ...], root: int | None, value: Any) -> _Work:
+    def post(self, rank: int, what: tuple[Any, ...], root: int | None, value: Any, sink: int | None = None) -> _Work:
         """Issue a rank's next collective.
 
         Raises:
@@ -169,7 +172,7 @@ class World:
         self._posted[rank] += 1
         collective = next((c for c in self._collectives if rank not in c.posted), None)
         if collective is None:
-            collective = _Collective((index, *what), root, self._random.random() < 0.5)
+            collective = _Collective((index, *what), root, sink, self._random.random() < 0.5)
             self._collectives.append(collective)
         assert collective.what == (index, *what), f"rank {rank} issues {what}, another rank {collective.what}"
         collective.post(rank, value)
@@ -195,6 +198,9 @@ class Communicator:
 
     def all_reduce(self, tensor: Tensor, name: str) -> _Work:
         return self._world.post(self.rank, ("all_reduce", name, tensor.numel()), None, tensor)
+
+    def reduce(self, tensor: Tensor, dst: int, name: str) -> _Work:
+        return self._world.post(self.rank, ("reduce", name, tensor.numel(), dst), None, tensor, dst)
 
     def broadcast(self, tensor: Tensor, src: int, name: str) -> _Work:
         return self._world.post(self.rank, ("broadcast", name, tensor.numel(), src), src, tensor)

@@ -51,7 +51,7 @@ def random_cluster(dice, world_size):
     return ClusterProfile(
         world_size=world_size,
         all_reduce=LinearCost(dice.randint(0, 4), dice.randint(0, 2)),
-        reduce=FREE,
+        reduce=LinearCost(dice.randint(0, 4), dice.randint(0, 2)),
         broadcast=LinearCost(dice.randint(0, 4), dice.randint(0, 1)),
         inverse=dice.choice((lambda d: d, lambda d: d * d, lambda d: 3)),
     )
@@ -59,6 +59,11 @@ def random_cluster(dice, world_size):
 
 def random_schedule(dice):
     switches = {key: dice.choice(values) for key, values in CHOICES.items()}
+    switches["gradient_worker_fraction"] = dice.choice((0.0, 0.5, 1.0))
+    if switches["factor_collective"] == "none":
+        switches |= {"gradient_worker_fraction": 0.0, "message_dtype": "full"}
+    if switches["placement"] == "non_dist" and switches["gradient_worker_fraction"] < 1:
+        switches["placement"] = "seq_dist"
     on_or_off = {key: dice.random() < 0.8 for key in ("curvature", "gradient_pipelining")}
     return ScheduleConfig(
         **switches, **on_or_off, threshold_bytes=dice.randint(4, 200), lbp_rule=dice.choice(("cost", 3))
@@ -78,51 +83,78 @@ def walk(plan, model, cluster):
     events. Returns the iteration's seconds."""
     layers = {layer.name: layer for layer in model.layers}
     factor = {(f.layer, f.side): i for i, f in enumerate(plan.factors)}
-    ready = {}
-    clock = 0
-    for name in plan.layers:
-        clock += layers[name].forward_s
-        if (name, "A") in factor:
-            clock += layers[name].a_statistics_s
-            ready["A", factor[name, "A"]] = clock
-    clock += model.loss_s
-    for k in reversed(range(len(plan.layers))):
-        name = plan.layers[k]
-        if (name, "G") in factor:
-            clock += layers[name].g_statistics_s
-            ready["G", factor[name, "G"]] = clock
-        clock += layers[name].backward_s
-        ready["gradient", k] = clock
-    channel = 0
-    if plan.world_size > 1:
+    covered = [name for name in plan.layers if (name, "A") in factor]
+    alone, everyone = plan.world_size == 1, range(plan.world_size)
+    local = plan.schedule.factor_collective == "none" and not alone
+    ready, clocks = {}, []
+    for rank in everyone:
+        mine = {name for k, name in enumerate(covered) if not local or plan.gradient_owner[k] == rank}
+        clock = 0
+        for name in plan.layers:
+            clock += layers[name].forward_s
+            if name in mine:
+                clock += layers[name].a_statistics_s
+                ready["A", factor[name, "A"], rank] = clock
+        clock += model.loss_s
+        for k in reversed(range(len(plan.layers))):
+            name = plan.layers[k]
+            if name in mine:
+                clock += layers[name].g_statistics_s
+                ready["G", factor[name, "G"], rank] = clock
+            clock += layers[name].backward_s
+            ready["gradient", k, rank] = clock
+        clocks.append(clock)
+    channel, clock = 0, max(clocks)
+    if not alone:
         for message in plan.messages:
-            issued = clock if message.release == "step" else max(ready[message.kind, i] for i in message.items)
-            channel = max(channel, issued) + cluster.all_reduce(message.elements)
+            issued = max(ready[message.kind, i, rank] for i in message.items for rank in everyone)
+            issued = clock if message.release == "step" else issued
+            half = message.kind != "gradient" and plan.schedule.message_dtype == "bfloat16"
+            cost = cluster.all_reduce if message.root is None else cluster.reduce
+            channel = max(channel, issued) + cost(message.elements / (2 if half else 1))
+        rooted = any(message.root is not None for message in plan.messages)
+        if covered and (rooted or local or plan.schedule.message_dtype == "bfloat16"):
+            channel = max(channel, clock) + cluster.all_reduce(2 * len(plan.factors))
     clock = max(clock, channel)
     if not plan.schedule.curvature:
         return clock + model.update_s
-    # Per rank: the moment at which it reaches each broadcast, and the moment at which its own inversions end.
-    reached, ends = [], []
-    for rank in range(plan.world_size):
-        now, when, held = clock, {}, []
+    # Per rank: the moment at which it reaches each broadcast. First the inverses that all need, then own layers.
+    private = [not alone and owner is not None for owner in plan.gradient_owner]
+    walks = []
+    for rank in everyone:
+        now, when, left, late = clock, {}, {i: g for g in plan.inverse_messages for i in g}, []
+        done = set()
         for i in plan.inverse_sequence:
-            owner = plan.inverse_owner[i]
-            if owner in (None, rank):
+            if private[i // 2]:
+                continue
+            if plan.inverse_owner[i] in (None, rank):
                 now += cluster.inverse(plan.factors[i].dim)
-            if owner is not None:
-                when[i] = now
-                held.append(i)
+            done.add(i)
+            if not alone and i in left and done.issuperset(left[i]):
+                when[left[i]] = now
+                late.append(left[i])
         if plan.schedule.inverse_broadcast == "after_all":
-            when = dict.fromkeys(held, now)
-        reached.append(when)
-        ends.append(now)
-    if plan.world_size > 1:
-        for i in plan.inverse_sequence:
-            if plan.inverse_owner[i] is not None:
-                start = max(channel, *(when[i] for when in reached))
-                channel = start + cluster.broadcast(plan.factors[i].elements)
-    work = sum(layers[name].precondition_s for name in plan.layers if (name, "A") in factor)
-    return max(max(end, channel) + work for end in ends) + model.update_s
+            when = dict.fromkeys(late, now)
+        for group in () if alone else plan.gradient_messages:
+            if plan.gradient_owner[group[0]] == rank:
+                for k in group:
+                    now += sum(cluster.inverse(plan.factors[i].dim) for i in (2 * k, 2 * k + 1))
+                    now += layers[covered[k]].precondition_s
+            when["gradient", group] = now
+        walks.append((when, now))
+    inverses_there = channel
+    for what in walks[0][0]:
+        start = max(channel, *(when[what] for when, _ in walks))
+        if what[0] == "gradient":
+            seconds = cluster.broadcast(sum(layers[covered[k]].matrix_elements for k in what[1]))
+        else:
+            seconds = cluster.broadcast(sum(plan.factors[i].elements for i in what))
+        channel = start + seconds
+        if what[0] != "gradient":
+            inverses_there = channel
+    work = sum(layers[name].precondition_s for k, name in enumerate(covered) if not private[k])
+    ends = [max(now, inverses_there) + work for _, now in walks]
+    return max(channel, *ends) + model.update_s
 
 
 def test_equals_the_engines_steps_walked_rank_by_rank():
@@ -199,7 +231,9 @@ def test_lanes_are_never_double_booked_and_work_waits_for_what_it_needs():
             arrived = backward_end
             for number, message in enumerate(plan.messages if plan.world_size > 1 else ()):
                 span = sent[f"{message.kind} message {number} ({len(message.items)} items)"]
-                assert span.duration_s == pytest.approx(cluster.all_reduce(message.elements))
+                half = message.kind != "gradient" and plan.schedule.message_dtype != "full"
+                cost = cluster.all_reduce if message.root is None else cluster.reduce
+                assert span.duration_s == pytest.approx(cost(message.elements / (2 if half else 1)))
                 arrived = max(arrived, span.end_s)
                 if message.release == "step":
                     assert span.start_s >= backward_end
@@ -213,12 +247,24 @@ def test_lanes_are_never_double_booked_and_work_waits_for_what_it_needs():
             assert all(s.start_s >= arrived for s in inversions)
             assert len(inversions) == (len(plan.inverted_by(rank)) if plan.schedule.curvature else 0)
             for s in lanes[COMPUTE_LANE]:
-                if s.kind == "Precondition":
-                    assert all(s.start_s >= other.end_s for other in (*inversions, *sent.values()))
-            for i, owner in enumerate(plan.inverse_owner):
-                if owner == rank and plan.world_size > 1:
-                    name = f"{plan.factors[i].side} of {plan.factors[i].layer}"
-                    assert sent[f"inverse of {name}"].start_s >= named["InverseComp", f"invert {name}"].end_s
+                k = next((k for k in range(len(plan.gradient_owner)) if plan.factors[2 * k].layer == s.name), 0)
+                if s.kind == "Precondition" and plan.solution_holder(2 * k) is None:
+                    inverses = [other for other in sent.values() if other.kind == "InverseComm"]
+                    assert all(s.start_s >= other.end_s for other in (*inversions, *inverses))
+                elif s.kind == "Precondition":
+                    own = [named["InverseComp", f"invert {side} of {s.name}"] for side in "AG"]
+                    assert all(s.start_s >= other.end_s for other in own)
+            for group in plan.inverse_messages if plan.world_size > 1 else ():
+                if plan.inverse_owner[group[0]] == rank:
+                    place = {i: p for p, i in enumerate(plan.inverse_sequence)}
+                    span = sent[plan.broadcast_name(sorted(group, key=place.get))]
+                    for factor in (plan.factors[i] for i in group):
+                        assert span.start_s >= named["InverseComp", f"invert {factor.side} of {factor.layer}"].end_s
+            for group in plan.gradient_messages if plan.world_size > 1 else ():
+                if plan.gradient_owner[group[0]] == rank:
+                    for k in group:
+                        span = named["Precondition", plan.factors[2 * k].layer]
+                        assert sent[plan.gradient_name(group)].start_s >= span.end_s
 
 
 def test_dearer_work_never_ends_earlier():
@@ -230,7 +276,7 @@ def test_dearer_work_never_ends_earlier():
         layer = replace(model.layers[k], **{field: getattr(model.layers[k], field) + 2})
         slower = replace(model, layers=(*model.layers[:k], layer, *model.layers[k + 1 :]))
         assert simulate(plan, slower, cluster).iteration_s >= before
-        for kind in ("all_reduce", "broadcast", "inverse"):
+        for kind in ("all_reduce", "reduce", "broadcast", "inverse"):
             cost = getattr(cluster, kind)
             dearer = replace(cluster, **{kind: lambda n, cost=cost: cost(n) + 1})
             assert simulate(plan, model, dearer).iteration_s >= before
@@ -238,18 +284,23 @@ def test_dearer_work_never_ends_earlier():
 
 def test_free_communication_leaves_the_computing_of_the_slowest_rank():
     for plan, model, cluster in cases(seed=6, count=100):
-        free = replace(cluster, all_reduce=FREE, broadcast=FREE)
+        free = replace(cluster, all_reduce=FREE, reduce=FREE, broadcast=FREE)
         passes = model.loss_s + model.update_s + sum(layer.forward_s + layer.backward_s for layer in model.layers)
-        if plan.schedule.curvature:
-            passes += sum(
-                layer.a_statistics_s + layer.g_statistics_s + layer.precondition_s
-                for layer in model.layers
-                if layer.has_factors
-            )
-        inverting = max(
-            sum(cluster.inverse(plan.factors[i].dim) for i in plan.inverted_by(rank)) for rank in range(plan.world_size)
+        layers = [layer for layer in model.layers if layer.has_factors and plan.schedule.curvature]
+        own = range(plan.world_size)
+        statistics = max(
+            sum(layers[k].a_statistics_s + layers[k].g_statistics_s for k in plan.statistics_of(rank)) for rank in own
         )
-        assert simulate(plan, model, free).iteration_s == passes + inverting
+        inverting = max(
+            sum(cluster.inverse(plan.factors[i].dim) for i in plan.inverted_by(rank))
+            + sum(layers[k].precondition_s for k in range(len(layers)) if plan.solution_holder(2 * k) in (None, rank))
+            for rank in own
+        )
+        iteration_s = simulate(plan, model, free).iteration_s
+        if all(owner is None for owner in plan.gradient_owner):
+            assert iteration_s == passes + statistics + inverting
+        else:  # ranks wait for the inverses of others between what they precondition alone and the rest
+            assert iteration_s >= passes + statistics + inverting
 
 
 def test_one_rank_sends_nothing():
