@@ -1,5 +1,7 @@
 """Every mistake is one line that names the key, before any process starts; identity is what makes runs different."""
 
+from dataclasses import replace
+
 import hydra
 import pytest
 from hydra.errors import HydraException
@@ -53,6 +55,19 @@ def test_ablations_are_overrides_and_show_in_the_label():
     assert settings.label == "spdkfac+pipelining=none+fusion=optimal+lbp_rule=1400"
 
 
+def test_what_travels_is_an_override():
+    given = ("factor_collective=reduce_to_owner", "message_dtype=bfloat16", "gradient_worker_fraction=0.5")
+    settings = config(*(f"schedule.{switch}" for switch in given), "schedule.inverse_fusion=planned").schedule
+    assert settings.switches == replace(
+        NAMED_SCHEDULES["spdkfac"],
+        inverse_fusion="planned",
+        factor_collective="reduce_to_owner",
+        message_dtype="bfloat16",
+        gradient_worker_fraction=0.5,
+    )
+    assert config("schedule=dp_kfac").schedule.switches.factor_collective == "none"
+
+
 def test_options_per_pattern_are_a_list_on_the_command_line():
     """Hydra's grammar takes no ``*`` in keys; mappings without one, and those of YAML files, stay possible."""
     given = "kfac.overrides=[{pattern: layer1.*, damping: 0.1}, {pattern: '*', lr: 1}, {pattern: layer1.*, max_dim: 3}]"
@@ -101,7 +116,7 @@ def test_damping_and_clip_follow_a_loss_that_is_summed():
     ("overrides", "words"),
     [
         (["model=resnet19"], "model=resnet19 is not one of: autoencoder, densenet201, gpt, inceptionv4"),
-        (["schedule=spd"], "schedule=spd is not one of: auto, dkfac, kfac, mpdkfac, sgd, spdkfac"),
+        (["schedule=spd"], "schedule=spd is not one of: auto, dkfac, dp_kfac, kfac, mpdkfac, sgd, spdkfac"),
         (
             ["schedule.pipeline=none"],
             "unknown key schedule.pipeline (did you mean schedule.pipelining?); keys of schedule",
@@ -263,7 +278,7 @@ def test_commands_end_with_one_line_and_touch_nothing(command, tmp_path):
 def test_help_names_groups_keys_and_examples(command, tmp_path):
     text = command("train", "--help").stdout
     for part in (
-        "schedule: auto, dkfac, kfac, mpdkfac, sgd, spdkfac",
+        "schedule: auto, dkfac, dp_kfac, kfac, mpdkfac, sgd, spdkfac",
         "pipelining: layerwise",
         "python -m experiments.train model=",
         "site=slurm site.partition=",
