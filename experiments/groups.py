@@ -104,7 +104,10 @@ class ScheduleSettings:
     def needs_profiles(self) -> bool:
         """Whether its plan depends on measured costs."""
         s = self.switches
-        return s is None or (s.curvature and (s.fusion in _COSTED_FUSION or s.placement in _COSTED_PLACEMENT))
+        if s is None:
+            return True
+        costed = s.fusion in _COSTED_FUSION or s.placement in _COSTED_PLACEMENT or s.inverse_fusion == "planned"
+        return s.curvature and costed
 
     def to_dict(self) -> dict[str, Any]:
         """The group this was read from."""
