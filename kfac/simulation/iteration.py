@@ -207,7 +207,7 @@ class _Graph:
         waits = (self._add(None, 0.0, after=tuple(arriving)),)
         together = not reached and len(common) == len(layers)
         for rank in (_EVERY_RANK,) if together else self.lanes:
-            after = waits
+            after: tuple[int, ...] = waits
             for name, seconds in work:
                 self._compute("Precondition", name, seconds, rank, after)
                 after = ()  # the lane's own order carries the rest
