@@ -32,6 +32,9 @@ _PATIENCE = 20
 _KICKS = 3
 """Moves of one kick, which are kept whatever they do."""
 
+_STEPS = 4
+"""Steps in which the first stage's starting points take up the factors of one cost."""
+
 Counts = tuple[int, ...]
 
 
@@ -164,17 +167,23 @@ class _Search:
         return _Job(self.costs.invert_s[i], self.costs.broadcast_s[i], i)
 
     def _prefixes(self) -> Iterator[Counts]:
-        """Broadcast the kinds with the most computing saved per second of the channel: every prefix of that order."""
+        """Broadcast the kinds with the most computing saved per second of the channel, or the dearest to invert: every
+        prefix of either order, and steps within a kind.
+        """
 
         def price(v: int) -> float:
             (invert_s, broadcast_s), _ = self.kinds[v]
             return broadcast_s / invert_s if invert_s else float("inf")
 
-        counts = [0] * len(self.kinds)
-        yield tuple(counts)
-        for v in sorted(range(len(self.kinds)), key=price):
-            counts[v] = len(self.kinds[v][1])
-            yield tuple(counts)
+        yield (0,) * len(self.kinds)
+        for order in (sorted(range(len(self.kinds)), key=price), range(len(self.kinds))):
+            counts = [0] * len(self.kinds)
+            for v in order:
+                every = len(self.kinds[v][1])
+                for step in range(1, _STEPS + 1):
+                    if counts[v] < every * step // _STEPS:
+                        counts[v] = every * step // _STEPS
+                        yield tuple(counts)
 
     def _neighbours(self, counts: Counts) -> Iterator[Counts]:
         for v, (_, factors) in enumerate(self.kinds):
