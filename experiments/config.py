@@ -22,6 +22,7 @@ from experiments.groups import (
     TimelineSettings,
 )
 from experiments.models import AUTOENCODER, MODEL_NAMES, TEXT_MODELS
+from experiments.nodes import KEYS, Nodes
 from experiments.objectives import summed_terms
 from experiments.settings import ConfigError, at_least, file_name, fits, folder, one_of, read
 from experiments.tracking.settings import TrackingSettings
@@ -196,12 +197,16 @@ class TrainConfig(CommonConfig):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TrainConfig:
-        """The value of a nested plain form (Hydra's, resolved); ``site`` is ignored.
+        """The value of a nested plain form (Hydra's, resolved); of ``site`` and the nodes only the ranks count.
 
         Raises:
             ConfigError: for unknown keys, wrong types, impossible values and missing files.
         """
-        return read(cls, {key: value for key, value in data.items() if key != "site"})
+        nodes = Nodes.of(data)
+        own = {key: value for key, value in data.items() if key not in ("site", *KEYS)}
+        if own.get("world_size") is None:
+            own["world_size"] = nodes.world_size
+        return read(cls, own)
 
     def identity(self) -> dict[str, Any]:
         """What makes the run different from others: no paths, no tracking, no site; of files their content."""

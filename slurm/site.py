@@ -6,10 +6,11 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from experiments.settings import ConfigError, at_least, one_of, read
+from experiments.nodes import Nodes
+from experiments.settings import at_least, one_of, read
 
 KEY = "site"
 HERE, LOCAL, SLURM = "here", "local", "slurm"
@@ -68,12 +69,12 @@ class Site:
     def __post_init__(self) -> None:
         one_of(f"{KEY}.scheduler", self.scheduler, SCHEDULERS)
         for name in (
-            "nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "time_min", "array_parallelism", "signal_s",
-            "parallel", "start_timeout_s",
+            "cpus_per_task", "time_min", "array_parallelism", "signal_s", "parallel", "start_timeout_s",
         ):  # fmt: skip
             at_least(f"{KEY}.{name}", getattr(self, name), 1)
         at_least(f"{KEY}.retries", self.retries, 0, high=1000)
         at_least(f"{KEY}.mem_gb", self.mem_gb, 0, open_=True)
+        Nodes.of(self.__dict__)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | None) -> Site:
@@ -84,21 +85,23 @@ class Site:
         """
         return read(cls, data or {}, KEY)
 
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Site:
+        """The site of a plain configuration, with the nodes that the configuration's own keys ask for.
+
+        Raises:
+            ConfigError: as :meth:`from_dict`.
+        """
+        site = data.get(KEY)
+        return cls.from_dict(site and {**site, **asdict(Nodes.of(data))})
+
     def layout(self, world_size: int) -> tuple[int, int]:
         """Nodes and ranks per node whose product is ``world_size``.
 
         Raises:
             ConfigError: if the ranks cannot be spread evenly.
         """
-        limits = [limit for limit in (self.tasks_per_node, self.gpus_per_node) if limit]
-        most = min([*limits, world_size])
-        nodes = self.nodes or math.ceil(world_size / most)
-        per_node, rest = divmod(world_size, nodes)
-        if rest or not 1 <= per_node <= most:
-            names = ("nodes", "tasks_per_node", "gpus_per_node")
-            asked = ", ".join(f"{KEY}.{name}={value}" for name in names if (value := getattr(self, name)))
-            raise ConfigError(f"world_size={world_size} does not spread evenly over nodes with {asked}")
-        return nodes, per_node
+        return Nodes.of(self.__dict__).layout(world_size)
 
     def gpus(self, world_size: int) -> int:
         """How many GPUs a job of ``world_size`` ranks occupies: whole nodes' if they are exclusive."""

@@ -32,8 +32,7 @@ def launch(
     """
     data = [plain(config) for config in configs]
     requests = [
-        Request(TrainConfig.from_dict(one), Site.from_dict(one.get("site")), line)
-        for one, line in zip(data, overrides, strict=True)
+        Request(TrainConfig.from_dict(one), Site.of(one), line) for one, line in zip(data, overrides, strict=True)
     ]
     try:
         if any(request.site.dry_run for request in requests):

@@ -30,7 +30,7 @@ def compose(runs: Path, *overrides: str) -> Request:
     """One run as the command line would make it."""
     with hydra.initialize_config_module("experiments.conf", version_base="1.3"):
         data = plain(hydra.compose("train", [f"runs={runs}", *overrides]))
-    return Request(TrainConfig.from_dict(data), Site.from_dict(data.get("site")), overrides)
+    return Request(TrainConfig.from_dict(data), Site.of(data), overrides)
 
 
 def scontrol(*arguments: str, environment: dict[str, str] | None = None) -> str:

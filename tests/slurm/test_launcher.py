@@ -27,7 +27,7 @@ def scripts(folder):
 
 def test_one_array_for_jobs_that_ask_for_the_same(stand_ins, capsys):
     sweep = stand_ins / "s"
-    site = ("site.partition=main", "site.tasks_per_node=2", "site.array_parallelism=2", "site.setup=[echo ready]")
+    site = ("site.partition=main", "tasks_per_node=2", "site.array_parallelism=2", "site.setup=[echo ready]")
     wanted = [request(stand_ins, f"schedule={name}", f"world_size={size}", *site)
               for size in (2, 4) for name in ("dkfac", "mpdkfac", "spdkfac")]  # fmt: skip
     submissions = launcher.submit(sweep, wanted)
@@ -74,7 +74,7 @@ def test_what_is_finished_or_under_way_is_not_submitted_again(stand_ins, capsys)
 
 
 def test_a_sweep_that_does_not_fit_submits_nothing(stand_ins):
-    wanted = [request(stand_ins, f"world_size={size}", "site.nodes=2") for size in (2, 3)]
+    wanted = [request(stand_ins, f"world_size={size}", "nodes=2") for size in (2, 3)]
     with pytest.raises(ConfigError, match="world_size=3"):
         launcher.submit(stand_ins / "s", wanted)
     assert scripts(stand_ins) == []
@@ -115,7 +115,7 @@ def test_waiting_ends_when_all_are_over_and_tells_failures(stand_ins, capsys):
 
 
 def test_a_dry_run_shows_plan_script_and_cost_and_does_nothing(stand_ins, capsys):
-    site = ("site.gpus_per_node=4", "site.time_min=90", "site.account=optim", "site.nodes=null")
+    site = ("gpus_per_node=4", "site.time_min=90", "site.account=optim", "nodes=null")
     wanted = [request(stand_ins, f"world_size={size}", f"seed={seed}", *site) for size in (2, 8) for seed in (0, 1)]
     text = launcher.dry_run(stand_ins / "s", wanted)
     assert "array of 2: 2 ranks on 1 node (2 each), 2 GPUs, 90 min at most" in text

@@ -32,17 +32,49 @@ def test_layout(options, world_size, layout):
     [({"nodes": 2}, 3), ({"tasks_per_node": 4}, 7), ({"nodes": 4}, 2), ({"nodes": 2, "tasks_per_node": 2}, 8)],
 )
 def test_ranks_that_do_not_fit_are_told(options, world_size):
-    with pytest.raises(ConfigError, match=rf"world_size={world_size} .*site.{next(iter(options))}="):
+    with pytest.raises(ConfigError, match=rf"world_size={world_size} .*with {next(iter(options))}="):
         Site(**options).layout(world_size)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"nodes": 0}, {"time_min": "1:00"}, {"mem_gb": -1}, {"partitions": "main"}, {"retries": -1}, {"scheduler": "pbs"}],
+    [{"time_min": "1:00"}, {"mem_gb": -1}, {"partitions": "main"}, {"retries": -1}, {"scheduler": "pbs"}],
 )
 def test_impossible_options_are_told(options):
     with pytest.raises(ConfigError, match=f"site.{next(iter(options))}"):
         Site.from_dict(options)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world_size", "layout"),
+    [
+        (("site=slurm", "nodes=16", "gpus_per_node=4"), 64, (16, 4)),
+        (("site=slurm", "nodes=16", "gpus_per_node=4", "world_size=32"), 32, (16, 2)),
+        (("site=slurm", "nodes=3"), 3, (3, 1)),
+        (("site=slurm", "gpus_per_node=4"), 1, (1, 1)),
+        (("site=slurm", "gpus_per_node=4", "world_size=8"), 8, (2, 4)),
+        (("site=a100_slingshot", "nodes=2"), 8, (2, 4)),  # the site says what fits on one
+        (("site=a100_slingshot", "nodes=2", "gpus_per_node=2"), 4, (2, 2)),  # asked for is more than the site's
+        (("site=slurm", "nodes=2", "site.nodes=4"), 2, (2, 1)),
+        (("site=slurm", "site.nodes=4", "tasks_per_node=2"), 8, (4, 2)),
+        (("site=local", "nodes=2", "gpus_per_node=2"), 4, (2, 2)),  # the same command without SLURM
+        (("nodes=2", "tasks_per_node=2"), 4, (1, 4)),
+        ((), 1, (1, 1)),
+    ],
+)
+def test_nodes_are_asked_for_by_bare_keys(tmp_path, overrides, world_size, layout):
+    request = compose(tmp_path, "cluster=default", "batch_size=8", *overrides)
+    assert request.config.world_size == world_size
+    assert request.site.layout(world_size) == layout
+    assert "nodes" not in request.config.to_dict()
+
+
+def test_impossible_nodes_are_told(tmp_path):
+    for text in ("nodes=0", "gpus_per_node=many", "nodes=1.5"):
+        with pytest.raises(ConfigError, match=f"^{text.partition('=')[0]}="):
+            compose(tmp_path, "cluster=default", "site=slurm", text)
+    with pytest.raises(ConfigError, match=r"^nodes=0"):
+        Site.from_dict({"nodes": 0})
 
 
 def parameters(site, world_size, dependency=None):

@@ -134,9 +134,9 @@ def cancelled_and_resumed(job):
 
 
 FATES = {
-    preempted: ("site.partition=low", "site.tasks_per_node=1", "+site.extra.nodelist='node0,node1'"),
+    preempted: ("site.partition=low", "tasks_per_node=1", "+site.extra.nodelist='node0,node1'"),
     timed_out: ("site.signal_s=120", "+site.extra.nodelist=node1"),
-    on_a_node_that_fails: ("site.tasks_per_node=1", "+site.extra.nodelist='node2,node3'"),
+    on_a_node_that_fails: ("tasks_per_node=1", "+site.extra.nodelist='node2,node3'"),
     with_a_killed_rank: ("+site.extra.nodelist=node1",),
     cancelled_and_resumed: ("+site.extra.nodelist=node2",),
 }
