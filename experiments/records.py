@@ -24,7 +24,7 @@ from typing import IO, Any
 from experiments.locks import LOCK, RecordInUseError, is_at, job_facts, take_lock
 from experiments.patience import patiently
 from experiments.provenance import code_identity, environment_facts, patch_digest
-from experiments.redaction import redact
+from experiments.redaction import redact, redacted
 from experiments.rows import last_rows, read_rows, read_whole_rows
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _TIMELINE = re.compile(r"iter(\d+)\.rank(\d+)\.json")
 def write_text(path: Path, text: str) -> None:
     """Replace a file as a whole: readers see the old text or the new one, also after a crash.
 
-    Values of secret environment variables are masked.
+    Secrets of the environment and of the command line are masked.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -120,7 +120,7 @@ class RunRecord:
                 head = {"schema": SCHEMA, "run_id": run_id, "name": name, "status": INTERRUPTED, **facts}
                 head |= {"created": now(), "finished": None, "segments": [], "code": {}, "error": None}
                 record = cls(path, head)
-                write_json(path / "config.json", config)
+                write_json(path / "config.json", redacted(config))
                 record._write_head()
         except BaseException:
             lock.close()

@@ -24,6 +24,7 @@ from experiments.launch import LaunchError, launch
 from experiments.locks import RecordInUseError, job_facts
 from experiments.ranks import Rank, StopRequest, rank_from_environment
 from experiments.records import FAILED, FINISHED, INTERRUPTED, RUNNING, RunRecord
+from experiments.redaction import mask_output
 from experiments.settings import ConfigError
 
 logger = logging.getLogger("experiments.train")  # also where this module runs as __main__
@@ -214,7 +215,8 @@ def describe(summary: Mapping[str, Any]) -> str:
 
 
 def set_up_logging(rank: int) -> None:
-    """Rank 0 tells how the run goes; the others only what is wrong, with their number."""
+    """Rank 0 tells how the run goes; the others only what is wrong, with their number; both without secrets."""
+    mask_output()
     form = "%(message)s" if rank == 0 else f"rank {rank}: %(message)s"
     logging.basicConfig(level=logging.WARNING, format=form, stream=sys.stdout if rank == 0 else sys.stderr)
     logging.getLogger("experiments").setLevel(logging.INFO if rank == 0 else logging.WARNING)

@@ -244,7 +244,7 @@ class Training:
                 self._save(done)
             if stopping:
                 return INTERRUPTED
-            self.tracker.flush()
+            self.tracker.offer()
             # Whatever rank 0 did alone must not count as another rank's waiting in the next iteration.
             self.site.communicator.barrier()
         return FINISHED

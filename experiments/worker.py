@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 from experiments.ranks import Rank, die_with_parent
+from experiments.redaction import mask_output
 
 JOB_FILE = "job.json"
 
@@ -31,6 +32,7 @@ def main() -> None:
     folder, rank, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     die_with_parent(parent)
     faulthandler.enable()
+    mask_output()
     job = json.loads((folder / JOB_FILE).read_text())
     size = job["world_size"]
     meet = f"file://{folder}/rendezvous"

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from experiments.nodes import Nodes
-from experiments.settings import at_least, one_of, read
+from experiments.redaction import gives_secret
+from experiments.settings import ConfigError, at_least, one_of, read
 
 KEY = "site"
 HERE, LOCAL, SLURM = "here", "local", "slurm"
@@ -75,6 +76,12 @@ class Site:
         at_least(f"{KEY}.retries", self.retries, 0, high=1000)
         at_least(f"{KEY}.mem_gb", self.mem_gb, 0, open_=True)
         Nodes.of(self.__dict__)
+        for line in map(str, (*self.setup, *self.srun, *(f"{k}={v}" for k, v in (self.extra or {}).items()))):
+            if gives_secret(line):  # it would stand in scripts, records and the manifest
+                raise ConfigError(
+                    f"{KEY}: {line.partition('=')[0]}=...: no secrets in scripts; a job has the variables of the shell "
+                    "that submits it, or let the line read a file (export NAME=$(cat ~/FILE))"
+                )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | None) -> Site:

@@ -23,8 +23,8 @@ class TrackingSettings:
         all_ranks: whether ranks other than 0 send their own iteration times (and system metrics) too.
         system_metrics: whether W&B samples the machine, which takes some of its time.
         init_timeout_s: how long a sink may take to start.
-        call_timeout_s: how long it may take for the rows of a progress report, or any other one thing, before the run
-            goes on without it.
+        call_timeout_s: how long it may take for the rows that are handed over together, or any other one thing, before
+            the run goes on without it.
         finish_timeout_s: how long the end of a run may wait for it.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from experiments.tracking.settings import OFF, TrackingSettings
 
 logger = logging.getLogger(__name__)
 
+BATCH_S, BATCH_ROWS = 10.0, 1000
+"""Rows are handed over when the first has waited so long, or there are so many: a thread that wakes up, and W&B's
+process that is given work, cost a busy machine more than the rows themselves."""
 LAST_WORDS_S = 5.0
 """How long the sinks may take to end a run that did not finish: an error, or a machine taken away, does not wait."""
 SPARE_S = 5.0
@@ -40,6 +44,7 @@ class Tracker:
     def __init__(self, sinks: Mapping[str, Callable[[], Sink]], settings: TrackingSettings) -> None:
         self._settings = settings
         self._rows: list[Mapping[str, Any]] = []
+        self._since_s = 0.0  # when the first of the rows came
         self._guards = [Guard(name, open_sink) for name, open_sink in sinks.items()]
         self._wait(settings.init_timeout_s + SPARE_S, "start")
 
@@ -49,12 +54,19 @@ class Tracker:
         return tuple(guard.name for guard in self._guards if guard.works)
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Keep a metrics row for the next :meth:`flush`."""
+        """Keep a metrics row until it is handed over."""
         if self._guards:
+            if not self._rows:
+                self._since_s = time.monotonic()
             self._rows.append(dict(row))
 
+    def offer(self) -> None:
+        """:meth:`flush` if it is time; to be called between timed iterations."""
+        if self._rows and (len(self._rows) >= BATCH_ROWS or time.monotonic() - self._since_s >= BATCH_S):
+            self.flush()
+
     def flush(self) -> None:
-        """Hand over the rows, and come back when the sinks have taken them; to be called between timed iterations."""
+        """Hand over the rows, and come back when the sinks have taken them; outside of timed iterations only."""
         rows, self._rows = self._rows, []
         if rows:
             self._each(lambda sink: sink.log(rows), "take rows")

@@ -12,6 +12,7 @@ from typing import Any
 
 from experiments.plotly_view import timeline_figure
 from experiments.records import FINISHED, INTERRUPTED, write_text
+from experiments.redaction import masked_process
 from experiments.timeline_view import page_text
 from experiments.tracking.facts import RunFacts
 from experiments.tracking.interface import RecordedIteration, flat, scalars, time_shares
@@ -72,30 +73,31 @@ class WandbSink:
             shared = {"x_label": f"rank{facts.rank}", "x_primary": first, "x_update_finish_state": first}
         elif facts.rank:  # several writers of one offline run would get into each other's way
             suffix = f"-r{facts.rank}"
-        run = self._wandb.init(
-            project=settings.project,
-            entity=settings.entity,
-            id=facts.id + suffix,
-            name=facts.name + suffix,
-            group=facts.group,
-            job_type=facts.job_type,
-            tags=list(settings.tags) or None,
-            config=dict(facts.config),
-            dir=str(facts.path),
-            mode="shared" if shared else mode,
-            resume="allow",
-            settings=self._wandb.Settings(
-                init_timeout=settings.init_timeout_s,
-                finish_timeout=settings.finish_timeout_s,
-                x_service_wait=SERVICE_WAIT_S,
-                console="off",
-                silent=True,
-                disable_git=True,
-                save_code=False,
-                x_disable_stats=not settings.system_metrics,
-                **shared,
-            ),
-        )
+        with masked_process("SLURM_"):  # W&B sends the command line and the job's variables
+            run = self._wandb.init(
+                project=settings.project,
+                entity=settings.entity,
+                id=facts.id + suffix,
+                name=facts.name + suffix,
+                group=facts.group,
+                job_type=facts.job_type,
+                tags=list(settings.tags) or None,
+                config=dict(facts.config),
+                dir=str(facts.path),
+                mode="shared" if shared else mode,
+                resume="allow",
+                settings=self._wandb.Settings(
+                    init_timeout=settings.init_timeout_s,
+                    finish_timeout=settings.finish_timeout_s,
+                    x_service_wait=SERVICE_WAIT_S,
+                    console="off",
+                    silent=True,
+                    disable_git=True,
+                    save_code=False,
+                    x_disable_stats=not settings.system_metrics,
+                    **shared,
+                ),
+            )
         if facts.rank == 0:
             history = {"restarts": facts.restarts, "segments": json.dumps(facts.segments)}
             run.config.update(history, allow_val_change=True)

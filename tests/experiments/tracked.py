@@ -1,9 +1,11 @@
 """A record such as a short run leaves, for the tests of what gets a copy of it."""
 
 import json
+import threading
 
 from experiments.records import RunRecord
 from experiments.summary import render_timelines, summarise
+from experiments.tracking import TrackingSettings
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
 from kfac.schedules import NAMED_SCHEDULES, make_plan
 from kfac.timeline import Span, Timeline
@@ -17,6 +19,24 @@ CONFIG = {
     "seed": 0,
 }
 RUN_ID = "resnet50-spdkfac-w2-s0-01234567"
+
+
+class Recording:
+    """A sink that remembers what it was told, and on which thread."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append((name, arguments, threading.current_thread().name))
+
+        return call
+
+
+def patient(**options):
+    """Settings whose time limits a busy machine keeps."""
+    return TrackingSettings(**{"init_timeout_s": 30.0, "call_timeout_s": 20.0, "finish_timeout_s": 20.0, **options})
 
 
 def train_row(iteration, **more):

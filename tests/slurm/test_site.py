@@ -115,3 +115,11 @@ def test_the_shipped_sites(tmp_path, name):
 def test_the_container_comes_before_python():
     command = Site(container="apptainer exec --nv image.sif", python="python3").command
     assert command == "apptainer exec --nv image.sif python3"
+
+
+def test_no_script_holds_a_secret():
+    for options in ({"setup": ("export HF_TOKEN=abcdefgh12",)}, {"extra": {"export": "WANDB_API_KEY=abcdefgh12"}}):
+        with pytest.raises(ConfigError, match="no secrets in scripts") as told:
+            Site(**options)
+        assert "abcdefgh12" not in str(told.value)
+    assert Site(setup=("export HF_TOKEN=$(cat ~/token)", "module load cuda", "export KEY_FILE=/home/me/key")).setup

@@ -35,6 +35,7 @@ class WandbServer:
     def __init__(self):
         self.unknown: list[str] = []
         self.requests: list[Request] = []
+        self.bodies: list[bytes] = []
         self.fault = lambda request: None
         self.delay_s = 0.0
         self._lock = threading.Lock()
@@ -60,6 +61,7 @@ class WandbServer:
         """Status, body and headers of a request; ``client`` tells the writers of a shared run apart."""
         with self._lock:
             self.requests.append(request)
+            self.bodies.append(body)
             try:
                 return self._answer(request, body, client)
             except UnknownFieldError as error:
