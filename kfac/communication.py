@@ -113,6 +113,7 @@ class DeepSpeedCommunicator:
         # Made by torch, because deepspeed.comm's new_group takes no timeout and would wait for half an hour.
         ranks = list(range(self.world_size))
         self._group = torch.distributed.new_group(ranks, timeout=_default_timeout(), group_desc="kfac")
+        self._checkers = 0
 
     def all_reduce(self, tensor: Tensor, name: str) -> Work:  # noqa: D102
         return _DeepSpeedWork(self._dist.all_reduce(tensor, group=self._group, async_op=True, log_name=name))
@@ -136,6 +137,24 @@ class DeepSpeedCommunicator:
     def barrier(self) -> None:  # noqa: D102
         self._dist.barrier(group=self._group)
 
+    def checked(self, timeout_s: float | None = None) -> Communicator:
+        """These ranks in debug mode; collective.
+
+        Args:
+            timeout_s: how long every collective waits for all ranks; None: for the default of
+                :class:`kfac.checked_communication.CheckedCommunicator`.
+        """
+        from torch.distributed import distributed_c10d
+
+        from kfac.checked_communication import TIMEOUT_S, CheckedCommunicator
+
+        common = distributed_c10d._get_default_store()
+        assert isinstance(self._group, distributed_c10d.ProcessGroup)
+        name = self._group.group_name
+        store = distributed_c10d.PrefixStore(f"kfac_checks/{name}/{self._checkers}", common)
+        self._checkers += 1
+        return CheckedCommunicator(self, store, TIMEOUT_S if timeout_s is None else timeout_s)
+
 
 def _default_timeout() -> timedelta | None:
     """The default group's timeout; None (torch's default) where this version does not tell."""
@@ -149,7 +168,7 @@ def _default_timeout() -> timedelta | None:
     return timeout if isinstance(timeout, timedelta) else None
 
 
-_adopted: tuple[Any, DeepSpeedCommunicator] | None = None
+_adopted: tuple[Any, Communicator] | None = None
 
 
 def _adopt_torch_group() -> None:
@@ -170,10 +189,15 @@ def _adopt_torch_group() -> None:
     )
 
 
-def get_communicator() -> Communicator:
+def get_communicator(*, check_collectives: bool | None = None) -> Communicator:
     """The communicator of this process: all ranks where torch.distributed or deepspeed.comm is initialised, else one.
 
     Collective on its first call after initialisation.
+
+    Args:
+        check_collectives: whether ranks compare every collective before they issue it, to find out why they hang (slow,
+            see :mod:`kfac.checked_communication`); once on, it stays. None: if ``TORCH_DISTRIBUTED_DEBUG`` is
+            ``DETAIL``. The same on every rank.
     """
     global _adopted  # noqa: PLW0603
     distributed = torch.distributed
@@ -185,6 +209,10 @@ def get_communicator() -> Communicator:
     if _adopted is None or _adopted[0] is not world:
         _adopt_torch_group()
         _adopted = (world, DeepSpeedCommunicator())
+    if check_collectives is None:
+        check_collectives = torch._C._distributed_c10d.get_debug_level() == torch._C._distributed_c10d.DebugLevel.DETAIL
+    if check_collectives and isinstance(_adopted[1], DeepSpeedCommunicator):
+        _adopted = (world, _adopted[1].checked())
     return _adopted[1]
 
 
@@ -196,6 +224,7 @@ def init_distributed(
     local_rank: int = 0,
     backend: str | None = None,
     timeout_s: float = 600.0,
+    check_collectives: bool | None = None,
 ) -> Communicator:
     """Join the job's ranks and return their communicator; collective.
 
@@ -205,6 +234,7 @@ def init_distributed(
         local_rank: which of its machine's devices this process uses.
         backend: ``gloo`` or ``nccl``; by default NCCL where there is a GPU.
         timeout_s: seconds after which a collective that other ranks do not join fails.
+        check_collectives: see :func:`get_communicator`.
     """
     cuda = torch.cuda.is_available()
     backend = backend or ("nccl" if cuda else "gloo")
@@ -216,7 +246,7 @@ def init_distributed(
     torch.distributed.init_process_group(
         backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
     )
-    return get_communicator()
+    return get_communicator(check_collectives=check_collectives)
 
 
 def init_from_torchrun(timeout_s: float = 600.0) -> Communicator:
