@@ -29,7 +29,10 @@ def parser() -> argparse.ArgumentParser:
         action.add_argument("directory", metavar="DIR", nargs="?", help="its folder (default: in the user's cache)")
     for option in fields(ClusterShape):
         flag = "--" + option.name.replace("_", "-")
-        up.add_argument(flag, type=int, default=option.default, metavar="N", help="default: %(default)s")
+        if isinstance(option.default, bool):
+            up.add_argument(flag, action="store_true", help="with slurmdbd and a database, so that sacct answers")
+        else:
+            up.add_argument(flag, type=int, default=option.default, metavar="N", help="default: %(default)s")
     return top
 
 

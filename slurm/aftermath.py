@@ -19,6 +19,8 @@ from typing import Any
 
 from experiments.locks import job_facts
 from experiments.records import FAILED, FINISHED, INTERRUPTED, RUNNING, RunRecord
+from experiments.settings import read
+from experiments.tracking import TrackingSettings, tell_failure
 from slurm import manifest
 from slurm.manifest import Submission
 from slurm.site import Site
@@ -97,6 +99,8 @@ def settle(sweep: Path, submission: Submission, code: int, facts: Mapping[str, A
     if record is not None and record.status == RUNNING:  # nobody was left to write it
         text = f"killed: exit status {code}" + (f" (signal {code - 128})" if 128 < code < 160 else "")
         record.end_segment(how, {"rank": None, "type": "", "message": text, "traceback": ""})
+    if record is not None:
+        tell_failure(read(TrackingSettings, submission.config.get("tracking") or {}, "tracking"), record)
     file = sweep / submission.logs / ATTEMPTS
     attempts = [Attempt(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
     attempts.append(Attempt(int(facts.get("restart", len(attempts))), how, _iterations_done(path)))

@@ -124,8 +124,11 @@ def _from_accounting(job_ids: set[str]) -> dict[str, QueuedJob]:
             return {}
         for line in done.stdout.splitlines():
             job_id, state, nodes = line.split("|", 2)
-            if job_id in job_ids:
-                found[job_id] = QueuedJob(state.split()[0], "", nodes)  # "CANCELLED by 1000"
+            word = state.split()[0]  # of "CANCELLED by 1000"
+            if (
+                job_id in job_ids and word in ENDED
+            ):  # what the controller has lost, accounting may call running for ever
+                found[job_id] = QueuedJob(word, "", nodes)
     return found
 
 

@@ -175,17 +175,24 @@ def error_output(sweep: Path, submission: Submission, lines: int = 15) -> str:
 
 
 def _reason(state: str, record: Mapping[str, Any], job: QueuedJob | None) -> str:
-    if state == "finished":
-        return ""
-    if state == "pending":
-        return job.reason if job else ""
     error = record.get("error") or {}
     if state == "failed" and error:
         text = error.get("message") if isinstance(error, Mapping) else error
         return str(text).strip().splitlines()[0] if text else ""
-    if state in ("failed", "cancelled") and job:
-        return job.state.lower().replace("_", " ")
-    return "its job ended and left no word: see its logs" if state == "lost" else ""
+    if state == "lost":
+        return "its job ended and left no word: see its logs"
+    if job is None or state not in ("pending", "failed", "cancelled"):
+        return ""
+    return job.reason if state == "pending" else _end(state, job)
+
+
+def _end(state: str, job: QueuedJob) -> str:
+    """How SLURM says that a job ended, where that is more than the state."""
+    if job.reason == "DependencyNeverSatisfied":
+        return "the sweep of site.after did not finish"
+    if job.state == "COMPLETED":
+        return "its job ended without an error, but before the run did: see its logs"
+    return "" if job.state.lower() == state else job.state.lower().replace("_", " ")
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -18,11 +18,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm.local_cluster import settings
+from slurm.local_cluster import accounting, settings
 from slurm.local_cluster.processes import Daemons, descendants, kill, orphaned_steps
 from slurm.local_cluster.settings import ClusterShape
 
 PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "sinfo")
+PACKAGES = "slurmctld slurmd slurm-client munge"
 SOCKET_PATH_BYTES = 107  # unix(7): the longest path of a socket
 
 
@@ -54,14 +55,14 @@ class LocalCluster:
         self._environment = client_environment(self.slurm_conf)
         self._daemons = Daemons(self.directory, self._environment)
 
-    def up(self, shape: ClusterShape | None = None, *, timeout_s: float = 30.0) -> bool:
+    def up(self, shape: ClusterShape | None = None, *, timeout_s: float = 60.0) -> bool:
         """Start the cluster with an empty job table and wait until every node is idle.
 
         Returns False when it was up already (``shape`` is then not looked at). Raises LocalClusterError when programs
         are missing, the directory's path is too long for a socket, or a daemon dies; no daemon is left behind then.
         """
         shape = shape or ClusterShape()
-        self._check()
+        self._check(shape)
         with self._locked():
             if self.is_up():
                 return False
@@ -96,13 +97,17 @@ class LocalCluster:
         lines = self._ask("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").splitlines()
         return dict(line.split(maxsplit=1) for line in lines)
 
-    def _check(self) -> None:
+    def _check(self, shape: ClusterShape) -> None:
         path = self._environment["PATH"]
         missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+        packages = PACKAGES
+        if shape.accounting:
+            missing += accounting.missing(path)
+            packages += f" {accounting.PACKAGES}"
         if missing:
             raise LocalClusterError(
                 f"not installed: {', '.join(missing)}. On Debian and Ubuntu: "
-                "apt-get install slurmctld slurmd slurm-client munge (their services need not run)"
+                f"apt-get install {packages} (their services need not run)"
             )
         socket_path = f"{self.directory}/munge/socket"
         if len(os.fsencode(socket_path)) > SOCKET_PATH_BYTES:
@@ -120,9 +125,9 @@ class LocalCluster:
 
     def _configure(self, shape: ClusterShape) -> None:
         root = self.directory
-        for name in ("state", "spool", "log", "run"):  # a new job table each time
+        for name in ("state", "spool", "log", "run", "db"):  # a new job table each time
             shutil.rmtree(root / name, ignore_errors=True)
-        for name in ("run", "log", "spool", "state", "etc", "munge", "dev"):
+        for name in ("run", "log", "spool", "state", "etc", "munge", "dev", "db"):
             (root / name).mkdir(exist_ok=True)
             (root / name).chmod(0o711 if name == "munge" else 0o755)  # munged and slurmd are particular about modes
         for name in shape.node_names:
@@ -140,9 +145,9 @@ class LocalCluster:
         version = re.search(r"\d+\.\d+", slurmd.stdout)
         if version is None:
             raise LocalClusterError(f"cannot read SLURM's version from {slurmd.stdout!r}")
-        port = settings.free_port_block(shape.nodes + 1)
+        self._first_port = settings.free_port_block(shape.nodes + 2)
         texts = {
-            "slurm.conf": settings.slurm_conf(root, shape, getpass.getuser(), port),
+            "slurm.conf": settings.slurm_conf(root, shape, getpass.getuser(), self._first_port),
             "gres.conf": settings.gres_conf(root, shape),
             "cgroup.conf": settings.cgroup_conf(version[0]),
             "plugstack.conf": "",
@@ -161,6 +166,11 @@ class LocalCluster:
         )
         while not self._answers("munge", "-S", f"{munge}/socket", "-n"):
             self._wait_or_raise(deadline)
+        if shape.accounting:
+            port = self._first_port + 1 + shape.nodes
+            accounting.start(
+                self.directory, self._daemons, self._environment, port, lambda: self._wait_or_raise(deadline)
+            )
         self._daemons.start("slurmctld", ["slurmctld", "-D", "-i", "-f", conf])
         for name in shape.node_names:
             self._daemons.start(f"slurmd-{name}", ["slurmd", "-D", "-N", name, "-f", conf])
@@ -184,8 +194,10 @@ class LocalCluster:
             while self._ask("squeue", "-h", "-o", "%i") and time.monotonic() < deadline:
                 time.sleep(0.1)
         names = self._daemons.names()
-        self._daemons.stop([name for name in names if name != "munged"])
-        self._daemons.stop([name for name in names if name == "munged"])
+        last = (*accounting.DAEMONS, "munged")
+        self._daemons.stop([name for name in names if name not in last])
+        for name in last:
+            self._daemons.stop([name] if name in names else [])
         for step in orphaned_steps(self.directory / "log"):
             for process in (*descendants(step), step):
                 kill(process)

@@ -39,15 +39,15 @@ class Daemons:
         self._log = directory / "log"
         self._environment = dict(environment)
 
-    def start(self, name: str, command: Sequence[str]) -> None:
-        """Start a daemon in a session of its own, its output in ``log/NAME.out``."""
+    def start(self, name: str, command: Sequence[str], **variables: str) -> None:
+        """Start a daemon in a session of its own, with more environment variables, its output in ``log/NAME.out``."""
         with (self._log / f"{name}.out").open("ab") as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=self._environment,
+                env={**self._environment, **variables},
                 start_new_session=True,
             ).pid
         (self._run / name).write_text(f"{process} {start_time(process) or 'gone'}\n")

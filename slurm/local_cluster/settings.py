@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from slurm.local_cluster import accounting
+
+NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none\n"
 
 
 @dataclass(frozen=True)
@@ -17,7 +22,7 @@ class ClusterShape:
     """The virtual machines; they need not exist (several nodes share this machine's cores and memory).
 
     ``preemption_grace_s`` is what a preempted job has between its signal and its end; ``credential_expire_s`` also
-    bounds how long a requeued job waits (SLURM ignores values under 5).
+    bounds how long a requeued job waits (SLURM ignores values under 5). With ``accounting``, ``sacct`` answers.
     """
 
     nodes: int = 4
@@ -26,6 +31,7 @@ class ClusterShape:
     memory_mb: int = 16_000
     preemption_grace_s: int = 10
     credential_expire_s: int = 5
+    accounting: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("nodes", 1), ("cpus", 1), ("gpus", 0), ("memory_mb", 100)):
@@ -60,7 +66,12 @@ def free_port_block(count: int) -> int:
 
 
 def slurm_conf(directory: Path, shape: ClusterShape, user: str, first_port: int) -> str:
-    """slurm.conf for a cluster whose every file lies under ``directory``; ports from ``first_port`` on."""
+    """slurm.conf for a cluster whose every file lies under ``directory``; ports from ``first_port`` on.
+
+    The controller has the first, each node one, accounting the last.
+    """
+    last_port = first_port + 1 + shape.nodes
+    storage = accounting.slurm_conf(directory, last_port) if shape.accounting else NO_ACCOUNTING
     host = socket.gethostname().split(".")[0]
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={first_port + 1 + index} CPUs={shape.cpus}"
@@ -88,8 +99,7 @@ MailProg=/bin/true
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SwitchType=switch/none
+{storage}SwitchType=switch/none
 MpiDefault=none
 # Virtual nodes: believe what is written below instead of comparing it with the hardware.
 SlurmdParameters=config_overrides
@@ -110,6 +120,8 @@ MessageTimeout=20
 SlurmdTimeout=10
 SlurmctldTimeout=10
 MaxArraySize=10001
+# No number of an earlier cluster's jobs again: a sweep would take the new one for its own.
+FirstJobId={int(time.time()) % 60_000_000 + 1}
 # A job in "high" evicts and requeues jobs in "low"; those get their signal first.
 SlurmctldParameters=preempt_send_user_signal
 PreemptType=preempt/partition_prio

@@ -7,10 +7,16 @@ import sys
 
 import pytest
 
+from slurm import manifest
 from slurm.__main__ import main
-from slurm.local_cluster import ClusterShape, LocalCluster, LocalClusterError
+from slurm.local_cluster import ClusterShape, LocalCluster, LocalClusterError, accounting
 from slurm.local_cluster.processes import start_time
 from slurm.local_cluster.settings import cgroup_conf, free_port_block, gres_conf, slurm_conf
+from slurm.queue import jobs
+from slurm.status import sweep_status
+from tests.conftest import SBIN
+from tests.slurm.test_status import record, submission
+from tests.slurm.test_survival import until
 
 
 def test_missing_programs_are_named_with_their_packages(tmp_path, monkeypatch, capsys):
@@ -102,6 +108,38 @@ def test_up_twice_a_dead_daemon_and_down_twice(tmp_path, capsys):
         assert cluster.down()
     assert not cluster.down()
     assert [process for process in after if start_time(process)] == []
+
+
+@pytest.mark.slurm
+def test_accounting_tells_how_jobs_ended_that_the_controller_has_forgotten(tmp_path, monkeypatch):
+    cluster, sweep = LocalCluster(tmp_path / "c"), tmp_path / "sweep"
+    sweep.mkdir()
+    if missing := accounting.missing(SBIN):
+        pytest.skip(f"not installed: {', '.join(missing)} (Debian: {accounting.PACKAGES})")
+    try:
+        cluster.up(ClusterShape(nodes=1, accounting=True))
+        monkeypatch.setenv("SLURM_CONF", str(cluster.slurm_conf))
+        script = "case $SLURM_ARRAY_TASK_ID in 0) ;; 1) exit 3;; 2) exec sleep 100;; esac"
+        options = ["--parsable", "--array=0-3%3", "--mem=10", "-o", "/dev/null", "--wrap", script]
+        job = subprocess.run(["sbatch", *options], cwd=tmp_path, capture_output=True, text=True, check=True)
+        ids = [f"{job.stdout.strip()}_{task}" for task in range(4)]
+        until(lambda: [found.state for found in jobs(ids).values()].count("RUNNING") == 1 and jobs(ids)[ids[3]].ended)
+        subprocess.run(["scancel", ids[2]], check=True)
+        until(lambda: jobs(ids)[ids[2]].ended)
+        manifest.append(sweep, [submission(name, job) for name, job in zip("abcd", ids, strict=True)])
+        record(sweep, "d", "finished", 1)
+        asked = sweep_status(sweep)
+        forgetful = tmp_path / "bin" / "squeue"
+        forgetful.parent.mkdir()
+        forgetful.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n")
+        forgetful.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{forgetful.parent}{os.pathsep}{os.environ['PATH']}")
+        until(lambda: sweep_status(sweep) == asked)  # accounting lags behind by seconds
+        assert [row.state for row in asked] == ["failed", "failed", "cancelled", "finished"]
+        assert [row.reason for row in asked][1:] == ["", "", ""]
+        assert asked[0].reason.startswith("its job ended without an error")
+    finally:
+        cluster.down()
 
 
 @pytest.mark.slurm

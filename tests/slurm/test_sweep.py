@@ -10,7 +10,9 @@ import pytest
 
 from experiments.config import TrainConfig
 from experiments.records import RunRecord
+from experiments.settings import ConfigError
 from slurm import launcher
+from slurm.status import sweep_status
 from tests.slurm.conftest import ROOT, command, compose, scontrol
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -125,10 +127,15 @@ def test_an_impossible_combination_submits_nothing(sweep, slurm_environment):
     assert not (sweep / "manifest.jsonl").exists()
 
 
-@pytest.fixture
-def warm_python(tmp_path):
+def with_seeds(request, count):
+    data = request.config.to_dict()
+    return [replace(request, config=TrainConfig.from_dict({**data, "seed": seed})) for seed in range(count)]
+
+
+@pytest.fixture(scope="module")
+def warm_python(tmp_path_factory):
     """A command that behaves as ``python -m`` and starts at once (on this machine)."""
-    script, path = ROOT / "tests" / "slurm" / "warm_python.py", tmp_path / "socket"
+    script, path = ROOT / "tests" / "slurm" / "warm_python.py", tmp_path_factory.mktemp("warm") / "socket"
     server = subprocess.Popen(
         [sys.executable, str(script), str(path), "serve"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
@@ -139,14 +146,41 @@ def warm_python(tmp_path):
     server.wait()
 
 
+def test_a_sweep_after_another(tmp_path, slurm_in_process, warm_python):
+    """The dependent job sees what all jobs before it left; it never starts where one of them fails."""
+    small = (*TINY, "timeline.count=0", "schedule=dkfac", "site=local_cluster", f"site.python='{warm_python}'")
+
+    def submit(name, *overrides, seeds=1):
+        request = compose(tmp_path, *small, f"sweep={name}", *overrides)
+        return tmp_path / name, launcher.submit(tmp_path / name, with_seeds(request, seeds))
+
+    first, before = submit("first", "site.array_parallelism=1", seeds=2)
+    look = f"site.setup=['cat {first}/*/summary.json >{tmp_path}/seen']"
+    second, after = submit("second", look, "site.after=first")
+    broken, _ = submit("broken", "optimizer.lr=1e30")
+    never, jobs = submit("never", "site.after=broken")
+    assert [row.state for row in sweep_status(never)] == ["pending"]
+
+    assert [row.state for row in launcher.wait(second, after)] == ["finished"]
+    assert [row.state for row in sweep_status(first)] == ["finished"] * 2
+    paths = sorted(first.glob("*/summary.json"))
+    assert (tmp_path / "seen").read_text() == "".join(path.read_text() for path in paths)
+    ends = [RunRecord.load(first / one.run_id).head["finished"] for one in before]
+    assert RunRecord.load(second / after[0].run_id).head["segments"][0]["start"] >= max(ends)
+
+    (row,) = launcher.wait(never, jobs)
+    assert (row.state, row.reason) == ("cancelled", "the sweep of site.after did not finish")
+    assert [row.state for row in sweep_status(broken)] == ["failed"]
+    assert not list(never.glob("*/run.json"))
+    with pytest.raises(ConfigError, match=r"site\.after=broken: .* is failed"):
+        launcher.resubmit(never, {"cancelled"})
+
+
 def test_a_hundred_tiny_jobs_in_one_array(tmp_path, slurm_in_process, warm_python):
     one_rank = tuple(line for line in TINY if not line.startswith(("world_size", "iterations")))
     small = (*one_rank, "iterations=1", "schedule=sgd", "timeline.count=0", "sweep=s", "site=local_cluster")
     site = (f"site.python='{warm_python}'", "site.array_parallelism=6")
-    first = compose(tmp_path, *small, *site)
-    requests = [
-        replace(first, config=TrainConfig.from_dict({**first.config.to_dict(), "seed": seed})) for seed in range(100)
-    ]
+    requests = with_seeds(compose(tmp_path, *small, *site), 100)
     sweep = tmp_path / "s"
     submissions = launcher.submit(sweep, requests)
     assert {s.job_id.split("_")[0] for s in submissions} == {submissions[0].job_id.split("_")[0]}
