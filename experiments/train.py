@@ -26,6 +26,7 @@ from experiments.ranks import Rank, StopRequest, rank_from_environment
 from experiments.records import FAILED, FINISHED, INTERRUPTED, RUNNING, RunRecord
 from experiments.redaction import mask_output
 from experiments.settings import ConfigError
+from experiments.tracking import tell_failure
 
 logger = logging.getLogger("experiments.train")  # also where this module runs as __main__
 
@@ -86,6 +87,7 @@ def run_here(config: TrainConfig) -> str:
             raise ConfigError(error.failure.mistake) from None
         print(f"{config.run_id} failed: {error.failure}\nlogs: {logs}", file=sys.stderr)  # noqa: T201
         _end_segment(record, FAILED, error.failure.to_dict())
+        tell_failure(config.tracking, record)
         raise RunFailedError(str(error)) from None
     except OSError as error:  # the ranks could not be started
         print(f"{config.run_id} failed: {error}", file=sys.stderr)  # noqa: T201
@@ -138,7 +140,9 @@ def run_rank(config: Mapping[str, Any], me: Rank, stop: StopRequest | None = Non
     try:
         status = train(settings, me, open_record, stop)
     except Exception as error:
-        _note_failure(settings.record_path, me.rank, error)
+        failed = _note_failure(settings.record_path, me.rank, error)
+        if failed is not None:
+            tell_failure(settings.tracking, failed)
         raise
     if me.rank == 0 and record is not None:
         end(record, status)
@@ -222,12 +226,16 @@ def set_up_logging(rank: int) -> None:
     logging.getLogger("experiments").setLevel(logging.INFO if rank == 0 else logging.WARNING)
 
 
-def _note_failure(path: Path, rank: int, error: Exception) -> None:
-    """Whichever rank fails first says so in the record: rank 0 may be stuck in a collective by now."""
+def _note_failure(path: Path, rank: int, error: Exception) -> RunRecord | None:
+    """Whichever rank fails first says so in the record: rank 0 may be stuck in a collective by now.
+
+    Returns:
+        the record, from the rank that was the first.
+    """
     try:
         record = RunRecord.load(path)
     except ValueError:
-        return
+        return None
     facts = job_facts()
     mine = facts == {name: record.head["segments"][-1].get(name) for name in facts}  # not of a later start of the job
     if record.status == RUNNING and mine:
@@ -235,6 +243,8 @@ def _note_failure(path: Path, rank: int, error: Exception) -> None:
         message = f"failed: {type(error).__name__}: {error}"
         facts = {"rank": rank, "type": type(error).__name__, "message": message, "traceback": text}
         _end_segment(record, FAILED, facts)
+        return record
+    return None
 
 
 def _end_segment(record: RunRecord, status: str, error: Mapping[str, Any] | None = None) -> None:

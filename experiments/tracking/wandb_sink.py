@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.plotly_view import timeline_figure
-from experiments.records import FINISHED, INTERRUPTED, write_text
+from experiments.records import FINISHED, INTERRUPTED, write_json, write_text
 from experiments.redaction import masked_process
 from experiments.timeline_view import page_text
 from experiments.tracking.facts import RunFacts
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 SERVICE_WAIT_S = 120
 """How long W&B's own process may take to come up: on a node where many jobs start at once it needs more than 30 s."""
+LAST_START = "wandb/last_start.json"
+"""In a record: how the last start of the run reached W&B, and what W&B has been told of its end."""
 
 
 class WandbSink:
@@ -62,6 +64,7 @@ class WandbSink:
             self._run = self._init(OFFLINE)
         self._run.define_metric("iter")
         self._run.define_metric("*", step_metric="iter")
+        self._note()
         self._news: dict[str, Any] = {"restarts": facts.restarts} if facts.rank == 0 else {}
 
     def _init(self, mode: str) -> Any:
@@ -169,6 +172,14 @@ class WandbSink:
         self._run.finish(exit_code=exit_code)
         if self._run.offline:  # W&B's process may still be writing the file; when it has ended, all is there
             self._wandb.teardown(exit_code=exit_code)
+        self._note(status)
+
+    def _note(self, end: str | None = None) -> None:
+        if self._facts.rank == 0:
+            mode = OFFLINE if self._run.offline else ONLINE
+            write_json(
+                self._facts.path / LAST_START, {"start": self._facts.segments[-1]["start"], "mode": mode, "end": end}
+            )
 
 
 def trace_artifact(run: str, iteration: int) -> str:
