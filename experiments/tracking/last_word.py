@@ -43,8 +43,15 @@ def _tell(settings: TrackingSettings, record: RunRecord) -> bool:
         last = {}
     if last.get("start") == record.head["segments"][-1]["start"] and (last.get("end") or last.get("mode") == OFFLINE):
         return False  # it has been told, or sync will: W&B could not be reached
-    limits = {f"{name}_timeout_s": LIMIT_S for name in ("init", "call", "finish")}
-    alone = replace(settings, tensorboard=False, trackio=False, all_ranks=False, **limits)
+    alone = replace(
+        settings,
+        tensorboard=False,
+        trackio=False,
+        all_ranks=False,
+        init_timeout_s=LIMIT_S,
+        call_timeout_s=LIMIT_S,
+        finish_timeout_s=LIMIT_S,
+    )
     tracker = open_tracker(alone, record)
     error = record.head.get("error") or {}
     rank = error.get("rank")
