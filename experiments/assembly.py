@@ -49,6 +49,7 @@ class Site:
             local_rank=local_rank,
             init_method=rank.init_method,
             backend="nccl" if cuda else "gloo",
+            check_collectives=config.check_collectives or None,
         )
         return cls(device, communicator)
 

@@ -63,6 +63,7 @@ class CommonConfig:
     label_smoothing: float = 0.0
     threads: int = 1
     device: str = "auto"
+    check_collectives: bool = False
     profiling: ProfilingSettings = field(default_factory=ProfilingSettings)
 
     def __post_init__(self) -> None:
