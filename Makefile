@@ -31,7 +31,7 @@ lint: $(STAMP) ## ruff (lint and format), mypy (strict), the import rules
 	imports=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$imports"; status=1; }; \
 	exit $$status
 
-bench: $(STAMP) ## measured speed: schedules over rate-limited links, cost on one process (ARGS=overlap or ARGS=cost for one)
+bench: $(STAMP) ## measured speed: schedules over rate-limited links, cost on one process (ARGS=speed or ARGS=cost for one)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 bench-optimisation: $(STAMP) ## steps and seconds to a target: K-FAC, SGD, AdamW and SOAP, tuned alike (ARGS=--help)

@@ -8,33 +8,42 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import cost, overlap
+from benchmarks import cost
 from benchmarks.netns import NetworkError
+from benchmarks.speed import command
+from benchmarks.speed.measure import UnlikeLayersError
 
 OUTPUT = Path("benchmarks/out")
+KAISA_HINT = "\nKAISA=PATH, a checkout of kfac-pytorch, measures that as well."
 
 
-def run_overlap(arguments: Sequence[str]) -> int:
-    """The speed of the schedules over rate-limited links."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks overlap", description=run_overlap.__doc__)
-    defaults = overlap.Setting()
-    parser.add_argument("--model", default=defaults.model)
-    parser.add_argument("--batch-size", type=int, default=defaults.batch_size, help="per rank")
-    parser.add_argument("--rounds", type=int, default=defaults.rounds)
-    parser.add_argument("--iterations", type=int, default=defaults.iterations, help="per block")
-    parser.add_argument("--schedules", default=",".join(defaults.schedules), help="must contain dkfac")
-    parser.add_argument("--world-size", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=OUTPUT / "overlap.json", help="raw numbers")
+def run_speed(arguments: Sequence[str]) -> int:
+    """Every schedule over rate-limited links, beside kfac-pytorch: about 50 minutes, goes on where it was."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks speed", description=run_speed.__doc__)
+    defaults = command.Setting()
+    parser.add_argument("--workloads", default=",".join(defaults.workloads))
+    parser.add_argument("--workers", default=",".join(map(str, defaults.workers)), help="numbers of ranks")
+    parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; no measurement")
+    parser.add_argument("--stored", action="store_true", help="measure nothing: report what there is")
+    parser.add_argument("--docs", action="store_true", help="also into docs/speed.md and docs/speed.json")
+    parser.add_argument("--output", type=Path, default=OUTPUT / "speed", help="folder of results and pictures")
     options = parser.parse_args(arguments)
-    schedules = tuple(options.schedules.split(","))
-    if "dkfac" not in schedules:
-        parser.error("--schedules must contain dkfac, which the others are compared with")
-    setting = overlap.Setting(options.model, options.batch_size, options.rounds, options.iterations, schedules)
+    if options.quick and options.docs:
+        parser.error("--quick is no measurement: nothing for the docs")
+    path = os.environ.get("KAISA")
     try:
-        print(overlap.main(setting, options.world_size, options.output))
+        workers = tuple(int(count) for count in options.workers.split(","))
+        workloads = ("tiny",) if options.quick else tuple(options.workloads.split(","))
+        setting = command.Setting(workloads, (2,) if options.quick else workers, Path(path) if path else None)
+        print(command.main(setting, options.output, options.docs, not options.stored))
     except NetworkError as error:
         print(f"error: {error}\nThe benchmark needs root and network namespaces (Debian: iproute2).", file=sys.stderr)
         return 1
+    except (ValueError, UnlikeLayersError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if not path:
+        print(KAISA_HINT)
     return 0
 
 
@@ -61,21 +70,21 @@ def run_cost(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if not path:
-        print("\nKAISA=PATH, a checkout of kfac-pytorch, measures that as well.")
+        print(KAISA_HINT)
     return 0
 
 
-BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {"overlap": run_overlap, "cost": run_cost}
+BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {"speed": run_speed, "cost": run_cost}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark that is named; options alone are those of ``overlap``."""
+    """Run the benchmark that is named; options alone are those of ``speed``."""
     if not arguments:
         return max([run(()) for run in BENCHMARKS.values()])
     if arguments[0] in BENCHMARKS:
         return BENCHMARKS[arguments[0]](arguments[1:])
     if arguments[0] not in ("-h", "--help") and arguments[0].startswith("-"):
-        return run_overlap(arguments)
+        return run_speed(arguments)
     print(__doc__)
     for name, run in BENCHMARKS.items():
         print(f"  {name:10}{run.__doc__}")

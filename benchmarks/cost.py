@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import tomllib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +19,9 @@ from statistics import fmean
 from types import TracebackType
 from typing import Any
 
-from benchmarks.cost_report import VARIANTS, Variant, into_page, report
+from benchmarks.checkout import check_checkout, kaisa_identity
+from benchmarks.cost_report import VARIANTS, Variant, report
+from benchmarks.pages import into_page
 from benchmarks.workloads import WORKLOADS
 from experiments.provenance import code_identity, environment_facts
 
@@ -53,8 +54,7 @@ class Setting:
             raise ValueError(f"no such workload(s): {', '.join(unknown)}; choose from: {', '.join(WORKLOADS)}")
         if self.rounds < 1 or self.threads < 1:
             raise ValueError("rounds and threads must be at least 1")
-        if self.kaisa is not None and not (self.kaisa / "kfac" / "preconditioner.py").is_file():
-            raise ValueError(f"KAISA={self.kaisa} is no checkout of kfac-pytorch: it has no kfac/preconditioner.py")
+        check_checkout(self.kaisa)
 
 
 class Worker:
@@ -163,16 +163,6 @@ def provenance(setting: Setting) -> dict[str, Any]:
     }
 
 
-def kaisa_identity(checkout: Path) -> dict[str, str]:
-    """Version and commit of a checkout of kfac-pytorch, as far as it says."""
-    project = checkout / "pyproject.toml"
-    declared = tomllib.loads(project.read_text()).get("project", {}) if project.is_file() else {}
-    done = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return {"version": str(declared.get("version", "?")), "commit": done.stdout.strip() or "?"}
-
-
 def main(setting: Setting, output: Path, docs: bool = False) -> str:
     """Measure every workload, write the raw numbers, return the report.
 
@@ -189,7 +179,7 @@ def main(setting: Setting, output: Path, docs: bool = False) -> str:
     if docs:
         write(results, ROOT / "docs" / "cost.json")
         page = ROOT / "docs" / "cost.md"
-        page.write_text(into_page(page.read_text(), results))
+        page.write_text(into_page(page.read_text(), report(results)))
     return report(results)
 
 

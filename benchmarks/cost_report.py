@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks import pages
+from benchmarks.pages import quartiles
 from benchmarks.workloads import WORKLOADS
 
 GOAL_OF_KAISA = 0.6
@@ -17,8 +19,6 @@ GOAL_OVER_SGD = {"resnet20": 0.15}
 INTERVALS = (1, 10)
 SGD_TURN, SHORT_TURN = 5, 3
 """Steps of a turn of SGD, and of a K-FAC that updates in every step."""
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-"""Around what the benchmark writes into its page."""
 
 NOT_MEASURED = "not measured"
 NOT_RESOLVED = "not resolved"
@@ -47,14 +47,6 @@ class Variant:
 
 VARIANTS = (Variant("sgd", 1), *(Variant(name, i) for i in INTERVALS for name in ("ours", "ours_all", "kaisa")))
 TITLES = {"sgd": "SGD", "ours": "K-FAC", "ours_all": "K-FAC, all layers", "kaisa": "KAISA"}
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """First quartile, median, third quartile."""
-    if len(values) < 2:
-        return values[0], values[0], values[0]
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, median, high
 
 
 def step_s(result: Mapping[str, Any], key: str) -> list[float]:
@@ -138,15 +130,7 @@ def _row(result: Mapping[str, Any], variant: Variant) -> list[str]:
 
 def table(result: Mapping[str, Any]) -> str:
     """A workload's figures: medians over rounds."""
-    rows = [list(HEADER), *(_row(result, variant) for variant in VARIANTS)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    rows.insert(1, ["-" * (widths[0]), *("-" * (width - 1) + ":" for width in widths[1:])])
-    return "\n".join(f"| {_cells(row, widths)} |" for row in rows)
-
-
-def _cells(row: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = zip(row, widths, strict=True)
-    return " | ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)])
+    return pages.table(HEADER, [_row(result, variant) for variant in VARIANTS])
 
 
 def goals(name: str, result: Mapping[str, Any]) -> list[str]:
@@ -191,12 +175,3 @@ def report(results: Mapping[str, Any]) -> str:
         parts.append(f"### {WORKLOADS[name].title}\n\n{table(result)}")
         parts.append("\n".join(goals(name, result)))
     return "\n\n".join(parts)
-
-
-def into_page(page: str, results: Mapping[str, Any]) -> str:
-    """The page with the report of ``results`` between its markers."""
-    before, _, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"the page has no {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n\n{report(results)}\n\n{END}{after}"

@@ -7,7 +7,6 @@ of this file may import kfac: the process that measures kfac-pytorch imports a p
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import re
@@ -21,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.checkout import import_kaisa
 from benchmarks.workloads import WORKLOADS, common_layers
 
 LEARNING_RATE, DAMPING, KL_CLIP = 1e-3, 1e-3, 1e-3
@@ -63,11 +63,7 @@ def ours_all(model: nn.Module, interval: int, kaisa: Path | None) -> Preconditio
 def kaisa(model: nn.Module, interval: int, kaisa: Path | None) -> Preconditioner:
     """kfac-pytorch with inverses (its faster method), from a checkout."""
     assert kaisa is not None
-    _answer_for_a_checkout(kaisa)
-    sys.path.insert(0, str(kaisa))
-    from kfac.preconditioner import KFACPreconditioner  # type: ignore[attr-defined]
-
-    preconditioner = KFACPreconditioner(
+    preconditioner = import_kaisa(kaisa)(
         model,
         factor_update_steps=interval,
         inv_update_steps=interval,
@@ -76,25 +72,7 @@ def kaisa(model: nn.Module, interval: int, kaisa: Path | None) -> Preconditioner
         lr=LEARNING_RATE,
         compute_method="inverse",
     )
-    home = Path(sys.modules[KFACPreconditioner.__module__].__file__ or "").resolve()
-    if not home.is_relative_to(kaisa.resolve()):
-        raise RuntimeError(f"kfac was imported from {home}, not from the checkout")
     return preconditioner.step, [name for name, _ in preconditioner._layers.values()]
-
-
-def _answer_for_a_checkout(checkout: Path) -> None:
-    """kfac-pytorch asks for its own installed version when it is imported, which a checkout does not have."""
-    installed = importlib.metadata.version
-
-    def version(distribution_name: str) -> str:
-        try:
-            return installed(distribution_name)
-        except importlib.metadata.PackageNotFoundError:
-            if distribution_name == "kfac-pytorch":
-                return "a checkout"
-            raise
-
-    importlib.metadata.version = version
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module, int, Path | None], Preconditioner]] = {

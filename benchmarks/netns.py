@@ -11,9 +11,7 @@ import itertools
 import os
 import signal
 import subprocess
-import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,53 +76,6 @@ class Network:
             else:
                 shape = ["tbf", "rate", f"{rate_mbit_s * 1000:.0f}kbit", "burst", BURST, "latency", "100ms"]
                 _call("tc", "-n", host.namespace, "qdisc", "replace", *device, *shape)
-
-    def run(
-        self,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float = 600.0,
-        pinned: bool = True,
-    ) -> list[str]:
-        """Run ``command`` as one rank on each host and return their standard outputs.
-
-        Raises NetworkError when a rank fails (the others are killed at once) or ``timeout_s`` pass, with the end of the
-        failing rank's error output.
-        """
-        started: list[subprocess.Popen[str]] = []
-        with contextlib.ExitStack() as files:
-            outputs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in self.hosts]
-            errors = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in self.hosts]
-            try:
-                for host, output, error in zip(self.hosts, outputs, errors, strict=True):
-                    variables = {**os.environ, **(environment or {}), **host.environment}
-                    command_there = host.command(command, pinned=pinned)
-                    started.append(
-                        subprocess.Popen(
-                            command_there, env=variables, stdout=output, stderr=error, text=True, start_new_session=True
-                        )
-                    )
-                deadline = time.monotonic() + timeout_s
-                while any(rank.poll() is None for rank in started):
-                    if any(rank.poll() for rank in started) or time.monotonic() > deadline:
-                        break
-                    time.sleep(0.01)
-                for host, rank, error in zip(self.hosts, started, errors, strict=True):
-                    if rank.poll():
-                        error.seek(0)
-                        tail = "".join(error.readlines()[-20:])
-                        raise NetworkError(f"rank {host.rank} ended with exit status {rank.returncode}:\n{tail}")
-                if any(rank.poll() is None for rank in started):
-                    raise NetworkError(f"the ranks did not end within {timeout_s:.0f} s")
-            finally:
-                for rank in started:
-                    if rank.poll() is None:
-                        os.killpg(rank.pid, signal.SIGKILL)
-                    rank.wait()
-            for output in outputs:
-                output.seek(0)
-            return [output.read() for output in outputs]
 
 
 @contextlib.contextmanager

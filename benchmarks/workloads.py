@@ -37,9 +37,9 @@ class Workload:
         torch.manual_seed(0)
         return build_model(self.model, num_classes=self.classes, input_shape=self.input_shape, **self.options)
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches without end, each new, so that nothing is learned by heart and gradients keep their size."""
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
         shape = (self.batch_size, *self.input_shape)
         while True:
             if self.model in TEXT_MODELS:

@@ -8,7 +8,9 @@ import pytest
 
 from benchmarks import __main__ as program
 from benchmarks import cost
-from benchmarks.cost_report import BEGIN, END, Ratio, goals, into_page, of_kaisa, over_sgd, quartiles, step_s, table
+from benchmarks.checkout import kaisa_identity
+from benchmarks.cost_report import Ratio, goals, of_kaisa, over_sgd, report, step_s, table
+from benchmarks.pages import BEGIN, END, into_page, quartiles
 
 ROOT = Path(cost.__file__).parent.parent
 
@@ -149,7 +151,7 @@ def test_kaisa_comes_from_its_checkout_in_a_process_of_its_own(kaisa, monkeypatc
     checkout = kaisa(("Linear", "Conv2d"))
     measured = cost.measure("tiny", cost.Setting(("tiny",), rounds=1, kaisa=checkout))
     assert list(measured) == ["sgd", "ours/10", "kaisa/10"]
-    assert cost.kaisa_identity(checkout)["version"] == "?"
+    assert kaisa_identity(checkout)["version"] == "?"
 
 
 def test_k_facs_that_cover_different_layers_are_not_compared(kaisa, monkeypatch):
@@ -179,6 +181,6 @@ def test_users_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
 def test_the_page_holds_what_was_measured():
     """The published figures are those of the raw numbers that stand beside them."""
     page, raw = ROOT / "docs" / "cost.md", ROOT / "docs" / "cost.json"
-    assert into_page(page.read_text(), json.loads(raw.read_text())) == page.read_text()
+    assert into_page(page.read_text(), report(json.loads(raw.read_text()))) == page.read_text()
     with pytest.raises(ValueError, match="the page has no"):
-        into_page(f"{END} {BEGIN}", {})
+        into_page(f"{END} {BEGIN}", "")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.netns import PREFIX, NetworkError, emulated_network
+from benchmarks.ranks import Ranks
 
 pytestmark = pytest.mark.netns
 
@@ -35,9 +36,11 @@ def namespaces() -> list[str]:
 def test_an_all_reduce_runs_at_the_rate_of_the_link():
     # Two ranks each send as many bytes as they reduce. Wide margins: this tests the emulation, not the machine's speed.
     with emulated_network(2, rate_mbit_s=100) as network:
-        limited = [float(output) for output in network.run([sys.executable, "-c", ALL_REDUCE], timeout_s=120)]
+        with Ranks(network, [sys.executable, "-c", ALL_REDUCE]) as ranks:
+            limited = ranks.answers(120)
         network.limit(None)
-        unlimited = [float(output) for output in network.run([sys.executable, "-c", ALL_REDUCE], timeout_s=120)]
+        with Ranks(network, [sys.executable, "-c", ALL_REDUCE]) as ranks:
+            unlimited = ranks.answers(120)
     assert all(50 < rate < 200 for rate in limited)
     assert all(rate > 200 for rate in unlimited)  # so it was the limit that held the others
     assert namespaces() == []
@@ -59,10 +62,40 @@ def test_hosts_reach_each_other_and_nothing_else():
 def test_a_failing_rank_ends_the_others_and_the_network_goes():
     script = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit('no luck')\ntime.sleep(60)"
     start = time.monotonic()
-    with pytest.raises(NetworkError, match="rank 1 ended with exit status 1:\nno luck"), emulated_network(2) as network:
-        network.run([sys.executable, "-c", script])
+    with (
+        pytest.raises(NetworkError, match="rank 1 ended with exit status 1:\nno luck"),
+        emulated_network(2) as network,
+        Ranks(network, [sys.executable, "-c", script]) as ranks,
+    ):
+        ranks.answers()
     assert time.monotonic() - start < 30  # not the 60 s of the other rank
     assert namespaces() == []
+
+
+OBEDIENT = """
+from benchmarks.ranks import obey, sent_bytes
+import os, socket, time
+def send(size):
+    print("no answer")
+    before = sent_bytes()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.sendto(bytes(size), (os.environ["MASTER_ADDR"], 9) if os.environ["RANK"] != "0" else ("10.77.0.2", 9))
+    return sent_bytes() - before
+obey({"rank": lambda: int(os.environ["RANK"]), "port": lambda: os.environ["MASTER_PORT"], "send": send,
+      "sleep": lambda: time.sleep(60)})
+"""
+
+
+def test_ranks_obey_and_wait():
+    """Two groups of processes on the same hosts: answers in rank order, ports of their own, bytes as the host sent."""
+    program = [sys.executable, "-c", OBEDIENT]
+    with emulated_network(2) as network, Ranks(network, program) as one, Ranks(network, program, port=4711) as other:
+        assert one.ask("rank") == other.ask("rank") == [0, 1]
+        assert [one.ask("port")[0], other.ask("port")[0]] == ["29500", "4711"]
+        for sent in one.ask("send", size=60_000):
+            assert 60_000 <= sent < 64_000  # headers, and what hosts say when they are new
+        with pytest.raises(NetworkError, match=r"no answer of rank\(s\) \[0, 1\] within 0 s"):
+            one.ask("sleep", 0.2)
 
 
 def test_leftovers_of_a_killed_process_are_removed():
