@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from kfac.planning.messages import plan_messages
 from kfac.planning.ownership import Ownership, plan_ownership
@@ -38,6 +38,9 @@ all of them; ``mpdkfac`` inverts round robin and broadcasts after all inversions
 the paper, ``dp_kfac`` sends no factors: the rank that owns a layer uses the statistics of its own samples and
 broadcasts the preconditioned gradient, which is another, noisier curvature.
 """
+
+OTHER_MATHEMATICS = ("sgd", "dp_kfac")
+"""Named schedules whose result is not K-FAC's on the whole batch: ``auto`` neither chooses them nor is compared."""
 
 Schedule = str | Mapping[str, Any] | ScheduleConfig
 """A name, switches (over those of the schedule under the key ``name``, where given), or the value itself."""
@@ -73,15 +76,28 @@ def make_plan(schedule: Schedule, model: ModelProfile, cluster: ClusterProfile, 
         ValueError: for an unknown schedule, or for ``kfac`` on more than one process.
     """
     cluster = cluster.at(cluster.world_size if world_size is None else world_size)
-    name, switches = (None, {}) if isinstance(schedule, ScheduleConfig) else _split(schedule)
+    fixed = fixed_switches(schedule)
+    if fixed is not None:
+        return search(fixed, model, cluster).plan
+    name = None if isinstance(schedule, ScheduleConfig) else _split(schedule)[0]
     if name == ONE_PROCESS and cluster.world_size > 1:
         raise ValueError(
             f"schedule 'kfac' runs on one process, not on {cluster.world_size}: "
             "take dkfac, mpdkfac, spdkfac or auto, or world_size=1"
         )
-    if name == AUTO:
-        return _fastest(switches, model, cluster)
     return _plan(resolve_schedule(schedule), model, cluster)
+
+
+def fixed_switches(schedule: object) -> dict[str, Any] | None:
+    """What is fixed beside ``auto``; None for every other schedule.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    if not isinstance(schedule, (str, Mapping)):
+        return None
+    name, switches = _split(schedule)
+    return switches if name == AUTO else None
 
 
 def _split(schedule: str | Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
@@ -116,13 +132,49 @@ def _factors(schedule: ScheduleConfig, model: ModelProfile) -> tuple[FactorSpec,
     return factors_of(model.layers) if schedule.curvature else ()
 
 
-def _fastest(fixed: Mapping[str, Any], model: ModelProfile, cluster: ClusterProfile) -> Plan:
+class Simulated(NamedTuple):
+    """A plan that was simulated as a whole."""
+
+    plan: Plan
+    iteration_s: float
+
+
+class Search(NamedTuple):
+    """What a search for the fastest plan has found.
+
+    Attributes:
+        simulated: the plans that were simulated as a whole, fastest first; of equally fast ones the first that was.
+        in_parts: choices of messages, and of what follows them, that were simulated each by itself.
+    """
+
+    simulated: tuple[Simulated, ...]
+    in_parts: int
+
+    @property
+    def plan(self) -> Plan:
+        """The fastest."""
+        return self.simulated[0].plan
+
+
+def search(
+    fixed: Mapping[str, Any], model: ModelProfile, cluster: ClusterProfile, others: Sequence[Plan] = ()
+) -> Search:
     """The fastest plan over the switches that do not change the mathematics.
 
     Inversions begin when all messages have arrived, so the switches of all-reduced messages and those of what follows
     can be chosen one after the other without losing anything: the former by simulation with inversions that every rank
     does (the smallest task graph), the latter by simulating what follows. Which sums can go to one rank depends on the
-    owners: that is simulated as a whole for the quickest choices of owners. Of equally fast ones the first is taken.
+    owners: that is simulated as a whole for the quickest choices of owners. So are the named schedules and ``others``,
+    and whatever differs in one switch from the fastest so far, until nothing is faster. Of equally fast ones the first
+    is taken.
+
+    Args:
+        fixed: switches that are given; the others are free.
+        model, cluster: what to plan from.
+        others: further plans for this model that have the fixed switches.
+
+    Raises:
+        ValueError: for an unknown switch or value.
     """
     base = ScheduleConfig.from_dict(dict(fixed))  # also checks the keys and values
     factors = _factors(base, model)
@@ -168,7 +220,36 @@ def _fastest(fixed: Mapping[str, Any], model: ModelProfile, cluster: ClusterProf
                 for messages in variants(best, {"fusion": _MESSAGES["fusion"]})
             ]
     plans = [_plan(schedule, model, cluster, ownership) for schedule, ownership in candidates]
-    return min(plans, key=lambda plan: simulated_iteration_s(plan, model, cluster))
+    named = [schedule for name, schedule in NAMED_SCHEDULES.items() if name not in (ONE_PROCESS, *OTHER_MATHEMATICS)]
+    plans += [_plan(schedule, model, cluster) for schedule in named if _has(schedule, fixed)]
+    simulated = [Simulated(plan, simulated_iteration_s(plan, model, cluster)) for plan in (*plans, *others)]
+    _improve(simulated, variants, model, cluster)
+    simulated.sort(key=lambda item: item.iteration_s)
+    return Search(tuple(simulated), len(owners) + sum(1 for _ in variants(base, _MESSAGES)))
+
+
+def _improve(
+    simulated: list[Simulated],
+    variants: Callable[[ScheduleConfig, Mapping[str, Sequence[Any]]], Iterator[ScheduleConfig]],
+    model: ModelProfile,
+    cluster: ClusterProfile,
+) -> None:
+    """Add what differs in one switch from the fastest, until none of it is faster."""
+    tried = {item.plan.schedule for item in simulated}
+    while True:
+        best = min(simulated, key=lambda item: item.iteration_s)
+        near = [v for key, values in _SWITCHES.items() for v in variants(best.plan.schedule, {key: values})]
+        fresh = [schedule for schedule in dict.fromkeys(near) if schedule not in tried]
+        tried.update(fresh)
+        plans = [_plan(schedule, model, cluster) for schedule in fresh]
+        found = [Simulated(plan, simulated_iteration_s(plan, model, cluster)) for plan in plans]
+        simulated += found
+        if not any(item.iteration_s < best.iteration_s for item in found):
+            return
+
+
+def _has(schedule: ScheduleConfig, fixed: Mapping[str, Any]) -> bool:
+    return all(getattr(schedule, key) == value for key, value in fixed.items())
 
 
 def _with_different_owners(
@@ -195,3 +276,4 @@ _OWNERS: dict[str, tuple[Any, ...]] = {
     "inverse_fusion": ("none", "planned", "owner"),
     "gradient_worker_fraction": (1.0, 0.5, 0.0),
 }
+_SWITCHES = {**_MESSAGES, **_OWNERS, "factor_collective": ("all_reduce", "reduce_to_owner")}

@@ -7,7 +7,6 @@ import pytest
 
 from kfac.planning import (
     ClusterProfile,
-    ExponentialCost,
     LayerProfile,
     LinearCost,
     ModelProfile,
@@ -17,7 +16,7 @@ from kfac.planning import (
     plan_placement,
 )
 from kfac.planning.ready_times import ready_times
-from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
+from kfac.planning.shipped_profiles import load_shipped_model
 from kfac.schedules import NAMED_SCHEDULES, make_plan, resolve_schedule
 from kfac.simulation import simulate
 
@@ -173,23 +172,10 @@ def test_plans_are_deterministic_and_survive_json(name):
     assert make_plan(name, model(), cluster(), world_size=1).fingerprint == plan.fingerprint
 
 
-CLUSTERS = {
-    "shipped default": load_shipped_cluster(),
-    "slow network": cluster(8, alpha=1e-3, beta=4e-8),
-    "fast network": cluster(8, alpha=1e-5, beta=1e-10),
-    "slow inverse": cluster(64, inverse=ExponentialCost(3.64e-3, 4.77e-4)),
-}
-
-
-@pytest.mark.parametrize("cluster_name", CLUSTERS)
-@pytest.mark.parametrize("profile", ["four layers", "resnet50"])
-def test_auto_is_not_slower_than_any_named_schedule(profile, cluster_name):
-    of = model() if profile == "four layers" else load_shipped_model(profile)
-    on = CLUSTERS[cluster_name]
+def test_auto_is_a_schedule_like_others():
+    """What it chooses is what its switches alone give (tests/kfac/test_choice.py compares it with named schedules)."""
+    of, on = load_shipped_model("resnet50"), cluster(8, beta=4e-8)
     chosen = make_plan("auto", of, on)
-    auto = simulate(chosen, of, on).iteration_s
-    named = {name: simulate(make_plan(name, of, on), of, on).iteration_s for name in ("dkfac", "mpdkfac", "spdkfac")}
-    assert all(auto <= seconds * (1 + 1e-12) for seconds in named.values()), named
     assert chosen == make_plan(chosen.schedule, of, on)
 
 
