@@ -122,18 +122,28 @@ class Timeline:
         that has been in flight longest; else to ``Other``. So communication counts only where it is not hidden, as in
         the paper's breakdowns.
         """
-        weights = {rank: self.rank_counts.get(rank, 1) for rank in self.ranks}
         total = dict.fromkeys((*KINDS, OTHER), 0.0)
+        for span, seconds in self.exposed_s().items():
+            total[span.kind if span else OTHER] += seconds
+        return total
+
+    def exposed_s(self) -> dict[Span | None, float]:
+        """:meth:`breakdown_s` by span: its exposed seconds times the share of the ranks that its rank stands for.
+
+        What belongs to no span, ``Other``, is under None. Spans that are never exposed may be left out.
+        """
         by_rank: dict[int, list[Span]] = defaultdict(list)
         for span in self.spans:
             by_rank[span.rank].append(span)
-        for rank, weight in weights.items():
-            for kind, seconds in self._exposed(by_rank[rank]).items():
-                total[kind] += weight * seconds
+        weights = {rank: self.rank_counts.get(rank, 1) for rank in by_rank}
         count = sum(weights.values())
         if count == 0:
-            return {**total, OTHER: self.iteration_s}
-        return {kind: seconds / count for kind, seconds in total.items()}
+            return {None: self.iteration_s}
+        total: dict[Span | None, float] = defaultdict(float)
+        for rank, weight in weights.items():
+            for owner, seconds in self._owners(by_rank[rank]).items():
+                total[owner] += weight / count * seconds
+        return dict(total)
 
     def busy_s(self) -> dict[str, float]:
         """Seconds per kind within the iteration, whether hidden or not, averaged over the ranks."""
@@ -149,8 +159,9 @@ class Timeline:
         busy, exposed = self.busy_s(), self.breakdown_s()
         return {kind: max(0.0, busy[kind] - exposed[kind]) for kind in COMMUNICATION_KINDS}
 
-    def _exposed(self, spans: list[Span]) -> dict[str, float]:
-        result: dict[str, float] = defaultdict(float)
+    def _owners(self, spans: list[Span]) -> dict[Span | None, float]:
+        """Seconds of the iteration that each of one rank's spans owns; None: those that none does."""
+        result: dict[Span | None, float] = defaultdict(float)
         marks = sorted({0.0, self.iteration_s, *(t for s in spans for t in (s.start_s, s.end_s))})
         marks = [t for t in marks if 0.0 <= t <= self.iteration_s]
         pending = sorted(spans, key=lambda s: s.start_s)
@@ -162,8 +173,7 @@ class Timeline:
                 cursor += 1
             active = [s for s in active if s.end_s > begin]
             compute = next((s for s in active if s.lane == COMPUTE_LANE), None)
-            owner = compute or next(iter(active), None)
-            result[owner.kind if owner else OTHER] += end - begin
+            result[compute or next(iter(active), None)] += end - begin
         return result
 
     def to_chrome_trace(self, path: Path | str) -> None:
