@@ -49,6 +49,21 @@ def make_data(samples: int, seed: int, dtype: torch.dtype = torch.float64):
     return x, torch.randint(0, 3, (samples,), generator=generator)
 
 
+def recorded_step(kfac, model: nn.Module, recorder, device: str = "cpu"):
+    """The timeline of the third step: the first is not pipelined."""
+    for step in range(3):
+        x, y = (part.to(device) for part in make_data(8, step))
+        recorder.start()
+        model.zero_grad()
+        with recorder.span("FF", "forward"):
+            loss = nn.functional.cross_entropy(model(x), y)
+        with recorder.span("BP", "backward"):
+            loss.backward()
+        kfac.step()
+        timeline = recorder.stop()
+    return timeline
+
+
 def shards(samples: int, world_size: int) -> list[slice]:
     """Unequal contiguous shards of a batch: rank 0 gets the most."""
     base = [samples // world_size] * world_size

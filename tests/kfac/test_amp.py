@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kfac import KFAC, KFACConfig
-from kfac.communication import LocalCommunicator
+from tests.kfac.communicators import TwoRanks
 from tests.kfac.models import make_data, make_model, shards
 from tests.kfac.ranks import run_ranks
 
@@ -303,13 +303,6 @@ def test_without_telling_kfac_an_overflow_is_an_error():
 
 def passes(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
     scaler.scale(F.cross_entropy(model(X), Y)).backward()
-
-
-class TwoRanks(LocalCommunicator):
-    world_size = 2
-
-    def all_gather_object(self, obj):
-        return [obj, obj]
 
 
 def test_scalers_at_a_wrong_time_are_refused_with_a_remedy():

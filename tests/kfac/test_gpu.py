@@ -11,7 +11,7 @@ from kfac import KFAC, KFACConfig
 from kfac.communication import LocalCommunicator
 from kfac.profiling import profile_cluster
 from kfac.recording import Recorder
-from tests.kfac.models import make_data, make_model
+from tests.kfac.models import make_data, make_model, recorded_step
 
 pytestmark = pytest.mark.gpu
 
@@ -84,17 +84,7 @@ def test_float16_with_a_loss_scale_has_statistics_in_float32():
 def test_the_timeline_comes_from_events_and_covers_the_iteration():
     recorder = Recorder("cuda")
     model = make_model().cuda()
-    kfac = KFAC(model, recorder=recorder)
-    for step in range(3):
-        x, y = (t.cuda() for t in make_data(8, step))
-        recorder.start()
-        model.zero_grad()
-        with recorder.span("FF", "forward"):
-            loss = F.cross_entropy(model(x), y)
-        with recorder.span("BP", "backward"):
-            loss.backward()
-        kfac.step()
-        timeline = recorder.stop()
+    timeline = recorded_step(KFAC(model, recorder=recorder), model, recorder, "cuda")
     assert {"FF", "BP", "FactorComp", "InverseComp", "Precondition"} <= {span.kind for span in timeline.spans}
     assert sum(timeline.breakdown_s().values()) == pytest.approx(timeline.iteration_s, rel=1e-6)
 

@@ -46,18 +46,21 @@ def test_bfloat16_messages_round_sums_and_nothing_else(collective):
 # ---------------------------------------------------------------------- statistics that do not travel
 
 
-def local_reference(owner: dict[str, int], world_size: int, steps: int, samples: int) -> torch.Tensor:
-    """The sequential algorithm whose factors of each layer are of its owner's share of the batch only."""
+def local_reference(owner: dict[str, int], world_size: int, steps: int, samples: int, **changes: int) -> torch.Tensor:
+    """The sequential algorithm whose factors of each layer are of its owner's share of the batch only.
+
+    Layers without an owner have no factors; ``changes`` are of OPTIONS.
+    """
     share = samples // world_size
 
     def factors(model, x, y, loss):
         ranks = [slice(r * share, (r + 1) * share) for r in range(world_size)]
         of = [sequential_factors(model, x[part], y[part], loss) for part in ranks]
-        return {name: of[owner[name]][name] for name in of[0]}
+        return {name: of[rank][name] for name, rank in owner.items()}
 
     sequential_factors = sequential.factors
     model = Tiny()
-    options = {key: OPTIONS[key] for key in ("damping", "kl_clip", "factor_interval", "inverse_interval")}
+    options = {key: OPTIONS[key] for key in ("damping", "kl_clip", "factor_interval", "inverse_interval")} | changes
     kfac = sequential.ReferenceKFAC(model, method="pi", decay=OPTIONS["factor_decay"], lr=LR, **options)
     optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
     with mock.patch.object(sequential, "factors", factors):

@@ -14,6 +14,7 @@ from kfac.nonfinite import NonFiniteError
 from kfac.planning.profiles import ModelProfile
 from kfac.planning.shipped_profiles import load_shipped_cluster
 from kfac.simulation import simulate
+from tests.kfac.communicators import Recording
 from tests.kfac.recipes.cells import Run, Tiny, reference
 from tests.kfac.recipes.delays import World
 
@@ -27,38 +28,23 @@ def on(world_size: int, function, *args, seed: int = 0) -> list[Any]:
     return World(world_size, seed).run(lambda rank, communicator: function(rank, communicator, *args))
 
 
-class Counting:
-    """A communicator that counts the elements of its collectives, by collective and what they carry."""
-
-    def __init__(self, inner) -> None:
-        self._inner = inner
-        self.elements: Counter[str] = Counter()
-        self.calls: Counter[str] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._inner, name)
-        if name not in ("all_reduce", "reduce", "broadcast"):
-            return method
-
-        def counted(tensor, *args):
-            self.elements[f"{name} {args[-1].removeprefix('kfac_')}"] += tensor.numel()
-            self.calls[f"{name} {args[-1].removeprefix('kfac_')}"] += 1
-            return method(tensor, *args)
-
-        return counted
+def counted(communicator: Recording) -> tuple[Counter[str], Counter[str]]:
+    """Elements and calls, by collective and what they carry."""
+    elements: Counter[str] = Counter()
+    for one in communicator.sent:
+        elements[f"{one.operation} {one.kind}"] += one.elements
+    return elements, Counter(f"{one.operation} {one.kind}" for one in communicator.sent)
 
 
 def sent(schedule: Any, world_size: int = 4) -> tuple[Counter[str], Counter[str]]:
     """Elements and calls of one rank's step in which everything is due."""
 
     def train(rank, communicator):
-        counting = Counting(communicator)
-        run = Run(rank, world_size, schedule, counting, **EVERY_STEP)
+        recording = Recording(communicator)
+        run = Run(rank, world_size, schedule, recording, **EVERY_STEP).steps(1)
+        recording.sent.clear()
         run.steps(1)
-        counting.elements.clear()
-        counting.calls.clear()
-        run.steps(1)
-        return counting.elements, counting.calls
+        return counted(recording)
 
     return on(world_size, train)[0]
 
@@ -99,11 +85,11 @@ def test_inverses_of_one_owner_share_a_broadcast():
 
 def test_a_step_without_inversions_sends_no_flags():
     def train(rank, communicator):
-        counting = Counting(communicator)
-        run = Run(rank, 2, OWNERS_ALONE, counting, factor_interval=1, inverse_interval=2).steps(1)
-        counting.elements.clear()
+        recording = Recording(communicator)
+        run = Run(rank, 2, OWNERS_ALONE, recording, factor_interval=1, inverse_interval=2).steps(1)
+        recording.sent.clear()
         run.steps(1)
-        return counting.elements
+        return counted(recording)[0]
 
     assert on(2, train)[0]["broadcast GradComm"] == sum(p.numel() for p in Tiny().parameters())
 

@@ -31,8 +31,9 @@ T12   test_t12_statistics            averages of a constant, micro-batches, grad
                                      untouched, in-place activations, frozen             a scale that K-FAC does not
                                      parameters, loss scales, overflows                  know, other data
 T13   test_t13_distribution          several ranks hold one process's factors            no all-reduce of the factors
-T14   test_t14_schedules             every schedule gives the sequential result, also    inverses of the wrong owner,
-                                     with random delays (200 seeds)                      no waiting, another order
+T14   test_t14_schedules,            every schedule gives the sequential result, also    inverses of the wrong owner,
+      test_t14_races                 with random delays (200 seeds of random plans,      no waiting, for one kind of
+                                     more of each kind of plan)                          message alone, another order
 T15   test_t15_resume                checkpoints at any step continue to the last bit    a factor lost or off by 1e-12
 T16   test_t16_inverses              |XM - I| <= 10 eps kappa; float64 where float32     a slightly wrong inverse
                                      fails; named errors where there is no inverse

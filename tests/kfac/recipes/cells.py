@@ -93,10 +93,14 @@ class Tiny(nn.Module):
             self.head = nn.Linear(4, 3)
         self.to(D)
         self.act = nn.ReLU(inplace=True)
+        self.right_first = False
+        """Whether the branches run, and so their hooks are called, in the other order; the result is the same."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.act(self.norm(self.conv(x))).flatten(1)
-        return self.head(torch.tanh(self.left(x) + self.right(x)))
+        branches = (self.right, self.left) if self.right_first else (self.left, self.right)
+        first, second = (branch(x) for branch in branches)
+        return self.head(torch.tanh(first + second))
 
 
 def batch(step: int, samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
