@@ -15,8 +15,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from analysis.tables import Column, Table
 from analysis.wandb_state import Difference, Stored, Target, difference, read_stored
 from experiments.records import RUNNING, RunRecord, find_records, now, write_json
 from experiments.tracking.facts import KILLED, RunFacts
+from experiments.tracking.interface import WHEN
 from experiments.tracking.settings import ONLINE, TrackingSettings
 from experiments.tracking.tracker import Tracker, recorded_iterations
 from experiments.tracking.wandb_sink import WandbSink
@@ -194,7 +197,7 @@ def send(record: RunRecord, target: Target, lacking: Difference, status: str, op
     )
     facts = RunFacts.of(record)
     tracker = Tracker({"W&B": lambda: WandbSink(settings, facts, fall_back=False)}, settings)
-    for row in lacking.rows:
+    for row in logged_when(record, lacking.rows):
         tracker.log(row)
     tracker.flush()
     if summary := record.read("summary.json"):
@@ -210,6 +213,16 @@ def send(record: RunRecord, target: Target, lacking: Difference, status: str, op
     tracker.finish(status, patient=True)
     if not tracker.working:
         raise ConnectionError("W&B did not take what was sent")
+
+
+def logged_when(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with the time that W&B's axis of wall-clock needs: the run's beginning and the iterations up to each."""
+    at_s, began_s = 0.0, datetime.fromisoformat(record.head["created"]).timestamp()
+    reached: dict[int, float] = {}
+    for row in sorted((row for row in record.whole_rows() if row["kind"] == "train"), key=itemgetter("iter")):
+        at_s += row.get("iteration_s") or 0.0
+        reached[row["iter"]] = at_s
+    return [{**row, WHEN: began_s + reached.get(row["iter"], at_s)} for row in rows]
 
 
 def fragments(record: RunRecord) -> list[Path]:

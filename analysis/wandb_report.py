@@ -18,6 +18,8 @@ from experiments.records import RunRecord
 from kfac.timeline import KINDS, OTHER
 
 GROUP_BY = "config.schedule_label"
+WALL_CLOCK = "_absolute_runtime"
+"""W&B's seconds since a run's first row, by the rows' own times; ``_runtime`` is when its process got them."""
 TEXT_TABLES = ("overview", "scaling", "differences")
 """Tables that go into the report as text."""
 
@@ -163,9 +165,9 @@ def panel_groups() -> dict[str, Sequence[Any]]:
         ],
         "Learning": [
             wr.LinePlot(title="Training loss over iterations", x="iter", y=["train/loss"], layout=place(0, 0)),
-            wr.LinePlot(title="Training loss over time", x="_runtime", y=["train/loss"], layout=place(12, 0)),
+            wr.LinePlot(title="Training loss over time", x=WALL_CLOCK, y=["train/loss"], layout=place(12, 0)),
             wr.LinePlot(title="Test accuracy over iterations", x="iter", y=["eval/accuracy"], layout=place(0, 8)),
-            wr.LinePlot(title="Test loss over time", x="_runtime", y=["eval/loss"], layout=place(12, 8)),
+            wr.LinePlot(title="Test loss over time", x=WALL_CLOCK, y=["eval/loss"], layout=place(12, 8)),
         ],
         "Timelines": [
             wr.MediaBrowser(title="Timelines", media_keys=["timeline"], num_columns=1, layout=place(0, 0, 24, 12)),

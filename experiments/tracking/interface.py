@@ -27,6 +27,10 @@ class RecordedIteration:
     title: str
 
 
+WHEN = "_timestamp"
+"""In a row that is handed over: seconds since 1970 when it was logged, since it may have waited; W&B's own name."""
+
+
 class Sink(Protocol):
     """Where a copy of the record goes. Anything may raise; nothing is called within a timed iteration.
 
@@ -34,7 +38,7 @@ class Sink(Protocol):
     """
 
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows of the metrics (see :meth:`experiments.records.RunRecord.log`)."""
+        """Rows of the metrics (see :meth:`experiments.records.RunRecord.log`), those of this run with :data:`WHEN`."""
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """The content of ``summary.json``."""
@@ -61,7 +65,7 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
     return {
         key if key == "epoch" else f"{kind}/{key}": value
         for key, value in row.items()
-        if key not in ("kind", "iter") and isinstance(value, (int, float)) and not isinstance(value, bool)
+        if key not in ("kind", "iter", WHEN) and isinstance(value, (int, float)) and not isinstance(value, bool)
     }
 
 

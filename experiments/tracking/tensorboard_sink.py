@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.timeline_view import draw_timeline
 from experiments.tracking.facts import RunFacts
-from experiments.tracking.interface import RecordedIteration, flat, scalars, time_shares
+from experiments.tracking.interface import WHEN, RecordedIteration, flat, scalars, time_shares
 
 FLUSH_S = 20
 """Seconds between writes to the file; each at once would cost more than all the rest."""
@@ -51,7 +51,7 @@ class TensorboardSink:
         for row in rows:
             writer = self._at(row["iter"])
             for path, value in scalars(row).items():
-                writer.add_scalar(path, value, row["iter"])
+                writer.add_scalar(path, value, row["iter"], walltime=row.get(WHEN))
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """As text."""

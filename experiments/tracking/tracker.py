@@ -14,7 +14,7 @@ from experiments.simulated import simulated_timeline
 from experiments.summary import merged_timelines
 from experiments.tracking.facts import RunFacts
 from experiments.tracking.guard import Guard
-from experiments.tracking.interface import RecordedIteration, Sink, time_shares
+from experiments.tracking.interface import WHEN, RecordedIteration, Sink, time_shares
 from experiments.tracking.settings import OFF, TrackingSettings
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Tracker:
         if self._guards:
             if not self._rows:
                 self._since_s = time.monotonic()
-            self._rows.append(dict(row))
+            self._rows.append({WHEN: time.time(), **row})
 
     def offer(self) -> None:
         """:meth:`flush` if it is time; to be called between timed iterations."""

@@ -15,7 +15,7 @@ from experiments.records import FINISHED, INTERRUPTED, write_json, write_text
 from experiments.redaction import masked_process
 from experiments.timeline_view import page_text
 from experiments.tracking.facts import RunFacts
-from experiments.tracking.interface import RecordedIteration, flat, scalars, time_shares
+from experiments.tracking.interface import WHEN, RecordedIteration, flat, scalars, time_shares
 from experiments.tracking.settings import OFFLINE, ONLINE, TrackingSettings
 from kfac.timeline import Timeline, chrome_trace
 
@@ -110,7 +110,8 @@ class WandbSink:
     def log(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Each under ``train/`` or ``eval/``, over ``iter``."""
         for row in rows:
-            self._run.log({"iter": row["iter"], **scalars(row), **self._news})
+            when = {WHEN: row[WHEN]} if WHEN in row else {}
+            self._run.log({"iter": row["iter"], **scalars(row), **self._news, **when})
             self._news = {}
 
     def summary(self, values: Mapping[str, Any]) -> None:

@@ -70,6 +70,8 @@ def test_a_run_without_any_files_of_wandb_is_sent_from_the_record(tmp_path, serv
     outcome = sync_run(record, QUICK)
     assert (outcome.result, outcome.rows, outcome.traces) == ("complete", 7, 2)
     assert set(iterations(server.run)) == set(range(6))
+    times = {row["iter"]: row["_timestamp"] for row in server.run.rows() if "train/loss" in row}
+    assert times[5] - times[0] == pytest.approx(sum(0.01 + i / 1000 for i in range(1, 6)), abs=1e-5)
 
 
 def test_a_killed_run_is_called_killed_and_a_failed_one_failed(tmp_path, server):

@@ -11,6 +11,7 @@ from experiments.config import TrainConfig
 from experiments.records import RunRecord
 from experiments.tracking import open_tracker, tracking_id
 from experiments.tracking.facts import KILLED, RunFacts
+from experiments.tracking.interface import WHEN
 from experiments.tracking.tracker import Tracker
 from tests.experiments.test_config import compose
 from tests.experiments.tracked import Recording, open_record, patient, train_row
@@ -43,7 +44,10 @@ def test_nothing_reaches_a_sink_between_flushes():
     time.sleep(0.05)
     assert sink.calls == []  # a timed iteration may be running
     tracker.flush()
-    assert [(name, arguments) for name, arguments, _ in sink.calls] == [("log", ([train_row(0), train_row(1)],))]
+    ((name, (rows,), _),) = sink.calls
+    assert name == "log"
+    assert [{**row, WHEN: 0} for row in rows] == [{**train_row(i), WHEN: 0} for i in range(2)]
+    assert rows[1][WHEN] <= time.time() - 0.05  # of the step, not of the handing over
     assert sink.calls[0][2] != threading.current_thread().name
     tracker.finish("finished")
     assert [name for name, *_ in sink.calls] == ["log", "finish"]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def test_an_offline_run_of_wandb_holds_what_the_record_holds(tmp_path, wandb_cli
     assert found.id == tracking_id(record)
     assert (found.project, found.group, found.job_type, found.tags) == ("p", "s", "spdkfac", ["table3"])
     assert found.config["kfac"] == {"damping": 0.03}
+    assert found.history[0]["_timestamp"] == pytest.approx(time.time(), abs=60)
     # No explicit steps: a repeated iteration is another row, over the column "iter".
     train = [(r["iter"], r["train/loss"]) for r in found.history if "train/loss" in r]
     assert train == [(r["iter"], r["loss"]) for r in rows if r["kind"] == "train"]
