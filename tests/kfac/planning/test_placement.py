@@ -1,12 +1,13 @@
 """Inverse placement: hand-computed finishes, exhaustive search on small instances, the paper's models."""
 
 import random
+from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
 
+from benchmarks.planning import placements
 from kfac.planning import (
-    ClusterProfile,
     ExponentialCost,
     LinearCost,
     Placement,
@@ -16,9 +17,9 @@ from kfac.planning import (
     plan_placement,
 )
 from kfac.planning.placement import inverse_sequence, sequence_finish_s
-from kfac.planning.shipped_profiles import load_shipped_model
 
-MODELS = ("resnet50", "resnet152", "densenet201", "inceptionv4")
+MODELS = placements.models()
+PAPERS = ("ResNet-50", "ResNet-152", "DenseNet-201", "Inception-v4")
 RULES = ("non_dist", "seq_dist", "lbp", "optimized")
 
 # The published broadcast line and inverse fit for the paper's cluster, and cubics like those that real inverses follow.
@@ -31,22 +32,13 @@ INVERSES = {
 
 
 def cluster(world_size, inverse, broadcast=BROADCAST):
-    free = LinearCost(0, 0)
-    return ClusterProfile(world_size=world_size, all_reduce=free, reduce=free, broadcast=broadcast, inverse=inverse)
+    return replace(placements.cluster(inverse, world_size), broadcast=broadcast)
 
 
 def whole(world_size=2, send=1):
     """Inverting a d-dimensional factor takes d seconds, broadcasting it takes ``send`` per dimension."""
     side = {d * (d + 1) // 2: d for d in range(1, 200)}
     return cluster(world_size, lambda d: d, lambda n: send * side[n])
-
-
-def dims_of(name):
-    return [d for layer in load_shipped_model(name).layers if layer.has_factors for d in (layer.a_dim, layer.g_dim)]
-
-
-def bert_large():
-    return [d for _ in range(24) for d in (1025, 1024) * 4 + (1025, 4096, 4097, 1024)]
 
 
 def brute_finish(owner, orders, invert, send):
@@ -142,15 +134,15 @@ def test_lbp_cost_rule_compares_inverting_with_broadcasting():
 @pytest.mark.parametrize(
     ("model", "threshold", "broadcast", "everywhere"),
     [
-        ("resnet50", 1400, 16, 92),
-        ("resnet50", 1024, 34, 74),
-        ("resnet152", 1400, 46, 266),
-        ("densenet201", 1400, 30, 372),
-        ("inceptionv4", 1400, 48, 252),
+        ("ResNet-50", 1400, 16, 92),
+        ("ResNet-50", 1024, 34, 74),
+        ("ResNet-152", 1400, 46, 266),
+        ("DenseNet-201", 1400, 30, 372),
+        ("Inception-v4", 1400, 48, 252),
     ],
 )
 def test_lbp_splits_the_papers_models_as_its_threshold_does(model, threshold, broadcast, everywhere):
-    owner = plan_placement(dims_of(model), 64, cluster(64, INVERSES["cubic"]), "lbp", lbp_rule=threshold).owner
+    owner = plan_placement(MODELS[model], 64, cluster(64, INVERSES["cubic"]), "lbp", lbp_rule=threshold).owner
     assert (sum(o is not None for o in owner), owner.count(None)) == (broadcast, everywhere)
 
 
@@ -175,18 +167,18 @@ def test_lower_bound_is_valid_and_optimized_near_the_optimum_of_exhaustive_searc
 def test_lower_bound_is_not_empty():
     """A bound of zero is valid too: on real models it must lie near what is reached (see the next test) and above the
     two bounds that need no solver."""
-    for model in MODELS:
+    for model in PAPERS:
         for world_size in (4, 64):
-            costs, dims = cluster(world_size, INVERSES["cubic"]), dims_of(model)
+            costs, dims = cluster(world_size, INVERSES["cubic"]), MODELS[model]
             bound = placement_lower_bound_s(dims, world_size, costs)
             work = sum(map(costs.inverse, dims)) / world_size
             assert bound >= max(work, costs.inverse(max(dims))) * (1 - 1e-5)
 
 
-@pytest.mark.parametrize("model", [*MODELS, "bert_large"])
+@pytest.mark.parametrize("model", [*PAPERS, "BERT-large"])
 def test_optimized_is_near_the_bound_and_never_worse_than_any_simple_rule(model):
-    dims = bert_large() if model == "bert_large" else dims_of(model)
-    world_sizes = (4, 64) if model == "densenet201" else (4, 8, 64, 1024)  # its bounds take a second each
+    dims = MODELS[model]
+    world_sizes = (4, 64) if model == "DenseNet-201" else (4, 8, 64, 1024)  # its bounds take a second each
     lbp_gaps = []
     for inverse in INVERSES.values():
         for world_size in world_sizes:
@@ -227,7 +219,7 @@ def simple_owners(dims, world_size, costs):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_gives_a_sequence_that_every_rank_can_walk(rule):
-    dims = dims_of("resnet50")
+    dims = MODELS["ResNet-50"]
     for world_size in (2, 5, 64):
         costs = cluster(world_size, INVERSES["cubic"])
         placement = plan_placement(dims, world_size, costs, rule)
@@ -251,7 +243,7 @@ def test_sequence_needs_one_order_of_the_common_factors():
 
 
 def test_planning_is_deterministic():
-    dims, costs = dims_of("resnet50"), cluster(7, INVERSES["cubic"])
+    dims, costs = MODELS["ResNet-50"], cluster(7, INVERSES["cubic"])
     assert plan_placement(dims, 7, costs, "optimized") == plan_placement(dims, 7, costs, "optimized")
 
 
@@ -271,7 +263,7 @@ def test_no_factors(rule):
 
 
 def test_more_ranks_or_dearer_work_move_the_bound_the_right_way():
-    dims = dims_of("resnet50")
+    dims = MODELS["ResNet-50"]
     bounds = [placement_lower_bound_s(dims, p, cluster(p, INVERSES["cubic"])) for p in (2, 4, 16, 256)]
     assert bounds == sorted(bounds, reverse=True)
     dearer = cluster(16, INVERSES["cubic"], LinearCost(5e-4, 2e-9))

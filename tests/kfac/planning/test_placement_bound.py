@@ -2,11 +2,12 @@
 
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
+from benchmarks.planning import placements
 from kfac.planning import (
-    ClusterProfile,
     LinearCost,
     Placement,
     PolynomialCost,
@@ -14,19 +15,12 @@ from kfac.planning import (
     placement_finish_s,
     placement_lower_bound_s,
 )
-from kfac.planning.shipped_profiles import load_shipped_model
 
 CUBIC = PolynomialCost((2.5e-4, 0, 0, 0.54e-3))
 
 
 def cluster(world_size):
-    free = LinearCost(0, 0)
-    send = LinearCost(2.55e-4, 7.36e-10)
-    return ClusterProfile(world_size=world_size, all_reduce=free, reduce=free, broadcast=send, inverse=CUBIC)
-
-
-def dims_of(name):
-    return [d for layer in load_shipped_model(name).layers if layer.has_factors for d in (layer.a_dim, layer.g_dim)]
+    return replace(placements.cluster(CUBIC, world_size), broadcast=LinearCost(2.55e-4, 7.36e-10))
 
 
 def test_lower_bound_of_a_thousand_dims_keeps_its_time_and_says_something():
@@ -43,7 +37,7 @@ def test_lower_bound_of_a_thousand_dims_keeps_its_time_and_says_something():
 
 
 def test_fewer_levels_bound_from_below_too(monkeypatch):
-    dims, costs = dims_of("densenet201"), cluster(64)
+    dims, costs = placements.models()["DenseNet-201"], cluster(64)
     full = placement_lower_bound_s(dims, 64, costs)
     monkeypatch.setattr(placement_bound, "_MOST_LEVELS", 6)
     few = placement_lower_bound_s(dims, 64, costs)
@@ -51,7 +45,7 @@ def test_fewer_levels_bound_from_below_too(monkeypatch):
 
 
 def test_lower_bound_without_time_is_the_simple_one():
-    dims, costs = dims_of("resnet50"), cluster(4)
+    dims, costs = placements.models()["ResNet-50"], cluster(4)
     simple = max(costs.inverse(max(dims)), sum(map(costs.inverse, dims)) / 4)
     assert simple <= placement_lower_bound_s(dims, 4, costs, time_limit_s=0.0)
     with pytest.raises(ValueError, match="time_limit_s"):
