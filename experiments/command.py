@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -13,7 +16,7 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, OverrideParseException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.arguments import check_arguments, describe_unreadable
@@ -138,18 +141,40 @@ class CheckSweep(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Exit with one line if a combination is impossible (Hydra only warns of exceptions in callbacks)."""
+        if (config.get("site") or {}).get("dry_run"):  # Hydra writes what was asked for into the sweep's folder
+            nowhere = tempfile.mkdtemp()
+            atexit.register(shutil.rmtree, nowhere, ignore_errors=True)
+            with open_dict(config):
+                config.hydra.sweep.dir = nowhere
         from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
         from hydra.core.override_parser.overrides_parser import OverridesParser
 
         if not str(config.hydra.sweeper._target_).endswith(f".{BasicSweeper.__name__}"):
             return  # which combinations another sweeper will try, only it knows
         loader = GlobalHydra.instance().config_loader()
+        _compose_once(loader)
         overrides = OverridesParser.create(config_loader=loader).parse_overrides(list(config.hydra.overrides.task))
         try:
             for combination in BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]:
                 _CHECKS[self.command](plain(loader.load_sweep_config(config, list(combination))))
         except _MISTAKES as error:
             _exit_with(self.command, error)
+
+
+def _compose_once(loader: Any) -> None:
+    """Have a configuration loader keep what it composes: Hydra composes each combination for the check of the sweeper
+    and again for the launcher, which for hundreds of runs takes minutes.
+    """
+    compose: Callable[[DictConfig, list[str]], DictConfig] = loader.load_sweep_config
+    known: dict[tuple[str, ...], DictConfig] = {}
+
+    def load(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        key = tuple(sweep_overrides)
+        if key not in known:
+            known[key] = compose(master_config, sweep_overrides)
+        return known[key]
+
+    loader.load_sweep_config = load
 
 
 def describe(name: str, error: Exception) -> str:

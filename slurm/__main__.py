@@ -64,6 +64,9 @@ def main(command_line: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(command_line)
     try:
         return int(arguments.function(arguments))
+    except PermissionError as error:
+        print(f"error: no permission to write {error.filename}: its owner alone can do this", file=sys.stderr)
+        return 2
     except (ConfigError, ValueError, OSError, LocalClusterError, queue.SlurmError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

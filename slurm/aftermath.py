@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.locks import job_facts
-from experiments.records import FAILED, FINISHED, INTERRUPTED, RUNNING, RunRecord
+from experiments.patience import patiently
+from experiments.records import FAILED, FINISHED, INTERRUPTED, RUNNING, RunRecord, write_text
 from experiments.settings import read
 from experiments.tracking import TrackingSettings, tell_failure
 from slurm import manifest
@@ -104,9 +105,7 @@ def settle(sweep: Path, submission: Submission, code: int, facts: Mapping[str, A
     file = sweep / submission.logs / ATTEMPTS
     attempts = [Attempt(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
     attempts.append(Attempt(int(facts.get("restart", len(attempts))), how, _iterations_done(path)))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as lines:
-        lines.write(json.dumps(asdict(attempts[-1])) + "\n")
+    write_text(file, "".join(json.dumps(asdict(attempt)) + "\n" for attempt in attempts))
     return goes_on(attempts, Site.from_dict(submission.site).retries, error_type)
 
 
@@ -131,7 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if submission is None:
         print(f"{folder} knows no job {job}", file=sys.stderr)  # noqa: T201
         return STOPPED_SHORT
-    again = settle(folder, submission, int(code), job_facts())
+    try:
+        again = patiently(lambda: settle(folder, submission, int(code), job_facts()), "noting how the job ended")
+    except OSError as error:
+        print(f"how job {job} ended cannot be noted: {error}", file=sys.stderr)  # noqa: T201
+        return STOPPED_SHORT
     if again:
         print(f"job {job} ended with {code}: queued again", flush=True)  # noqa: T201
         return 0

@@ -57,7 +57,8 @@ def ls(arguments: argparse.Namespace) -> int:
         if path.is_dir() and ((path / manifest.FILE).exists() or next(path.glob("*/run.json"), None)):
             rows, note = states(path)
             grids = manifest.read(path).grids
-            grid = " ".join(grids[-1]["overrides"]) if grids else ""
+            asked = grids[-1]["overrides"] if grids else []
+            grid = " ".join(text for text in asked if not text.startswith(("sweep=", "runs=")))
             states_ = {state: sum(row.state == state for row in rows) for state in sorted({r.state for r in rows})}
             found.append({"sweep": path.name, "runs": len(rows), "states": states_, "grid": grid, "note": note})
             if not arguments.json:

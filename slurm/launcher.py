@@ -17,7 +17,7 @@ from experiments.settings import ConfigError
 from slurm import local, manifest, queue
 from slurm.job import TrainingJob
 from slurm.manifest import Submission
-from slurm.plan import Plan, Request, freeze, make_plan, present_code
+from slurm.plan import Plan, Request, counted, freeze, make_plan, present_code
 from slurm.site import SLURM, Site
 from slurm.snapshot import take_snapshot
 from slurm.status import RunStatus, error_output, sweep_status
@@ -206,7 +206,7 @@ def _submit_array(
     nodes, _ = site.layout(size)
     for submission in submissions:
         note = plan.notes[submission.run_id]
-        where = f"{size} ranks on {nodes} node{'s' if nodes > 1 else ''}" + (f"; {note}" if note else "")
+        where = f"{counted(size, 'rank')} on {counted(nodes, 'node')}" + (f"; {note}" if note else "")
         say(f"submitted  {submission.run_id} as job {submission.job_id} ({where})")
     return submissions
 
@@ -220,7 +220,8 @@ def _note_local(sweep: Path, requests: Sequence[Request], code: Path, plan: Plan
     manifest.append(sweep, submissions)
     for submission in submissions:
         note = plan.notes[submission.run_id]
-        say(f"runs here  {submission.run_id} ({submission.world_size} ranks" + (f"; {note})" if note else ")"))
+        what = counted(submission.world_size, "rank") + (f"; {note}" if note else "")
+        say(f"runs here  {submission.run_id} ({what})")
     return submissions
 
 

@@ -56,17 +56,22 @@ class Plan:
             nodes, per_node = site.layout(size)
             limit_h = site.time_min / 60
             gpus = site.gpus(size)
-            what = f"{size} ranks on {nodes} node{'s' * (nodes > 1)} ({per_node} each), {gpus} GPUs"
+            what = f"{counted(size, 'rank')} on {counted(nodes, 'node')} ({per_node} each), {counted(gpus, 'GPU')}"
             if site.scheduler == SLURM:
-                lines.append(f"array of {len(group)}: {what}, {site.time_min} min at most")
+                jobs = f"array of {len(group)}" if len(group) > 1 else "1 job"
+                lines.append(f"{jobs}: {what}, {site.time_min} min at most")
                 hours["GPU-hours"] += len(group) * gpus * limit_h
                 hours["core-hours"] += len(group) * size * site.cpus_per_task * limit_h
             else:
-                lines.append(f"{len(group)} on this machine, {site.parallel} at a time: {size} ranks")
+                lines.append(f"{len(group)} on this machine, {site.parallel} at a time: {counted(size, 'rank')} each")
         cost = ", ".join(f"{value:.4g} {name}" for name, value in hours.items() if value)
-        count = len(self.runs)
-        lines.append(f"{count} run{'s' * (count != 1)}" + (f", at most {cost}" if cost else ""))
+        lines.append(counted(len(self.runs), "run") + (f", at most {cost}" if cost else ""))
         return "\n".join(lines)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, in words."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def make_plan(requests: Sequence[Request], known: Mapping[str, RunStatus], *, same: Mapping[str, Any]) -> Plan:

@@ -5,7 +5,6 @@ Every run is composed and checked here, before anything is handed over. Hydra fi
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.config_store import ConfigStore
@@ -40,7 +39,7 @@ class SweepLauncher(BasicLauncher):
 
         asked = list(OmegaConf.to_container(self.sweep_config.hydra.overrides.task) or [])
         lines = [tuple(filter_overrides(line)) for line in job_overrides]
-        launch(Path(self.sweep_config.hydra.sweep.dir), composed, lines, [str(line) for line in asked])
+        launch(composed, lines, [str(line) for line in asked])
         return [
             JobReturn(overrides=list(line), cfg=config, status=JobStatus.COMPLETED, _return_value=None)
             for config, line in zip(composed, job_overrides, strict=True)

@@ -3,9 +3,12 @@
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
+from experiments.train import main as train
 from slurm import commands, manifest
 from slurm.__main__ import main
 from tests.slurm.test_status import record, submission
@@ -17,7 +20,7 @@ RUNS = 1000
 def sweep(stand_ins):
     folder = stand_ins / "runs" / "s"
     folder.mkdir(parents=True)
-    manifest.note_grid(folder, overrides=["seed=0,1,2"], runs=3)
+    manifest.note_grid(folder, overrides=["seed=0,1,2", "sweep=s", "runs=runs"], runs=3)
     manifest.append(folder, [submission("mlp-a", "5_0"), submission("mlp-b", "5_1"), submission("cnn-a", "6")])
     record(folder, "mlp-a", "finished", 2)
     record(folder, "mlp-b", "failed", 1, {"message": "no luck"})
@@ -49,7 +52,7 @@ def test_watching_ends_when_all_are_over(sweep, capsys, monkeypatch):
         pauses.append(seconds)
         (sweep.parents[1] / "queue").write_text("")
 
-    monkeypatch.setattr("slurm.commands.time.sleep", pause)
+    monkeypatch.setattr("slurm.commands.time", SimpleNamespace(sleep=pause))
     assert main(["status", str(sweep), "--watch", "3"]) == 1
     assert pauses == [3.0]
     assert "1 running" in (output := capsys.readouterr().out)
@@ -89,6 +92,37 @@ def test_a_thousand_jobs_are_shown_within_two_seconds(stand_ins, capsys):
     cpu_s = time.process_time() - start_cpu_s
     assert capsys.readouterr().out.splitlines()[RUNS + 2] == f"{RUNS} running"
     assert cpu_s < 2
+
+
+def test_what_only_the_owner_can_do(sweep, capsys, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", str(sweep / "manifest.jsonl"))
+
+    monkeypatch.setattr("slurm.manifest.note_cancelled", refuse)
+    assert main(["cancel", str(sweep)]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: no permission to write {sweep}/manifest.jsonl: its owner alone can do this\n"
+    )
+    assert not (sweep.parents[1] / "cancelled").exists()
+
+
+def test_a_grid_is_composed_once_and_only_shown(tmp_path, monkeypatch, capsys):
+    composed = []
+
+    def compose(self, master_config, sweep_overrides, *, real=ConfigLoaderImpl.load_sweep_config):
+        composed.append(tuple(sweep_overrides))
+        return real(self, master_config, sweep_overrides)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", compose)
+    grid = ["--dry-run", "model=mlp", "cluster=default", "site=slurm", "seed=0,1,2", f"runs={tmp_path}"]
+    monkeypatch.setattr("sys.argv", ["train", *grid])
+    with pytest.raises(SystemExit) as end:
+        train()
+    assert end.value.code == 0
+    assert [text for line in composed for text in line if "seed" in text] == ["seed=0", "seed=1", "seed=2"]
+    assert "3 runs, at most 3 core-hours" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
