@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks import cost
+from benchmarks.gpu.__main__ import run as run_gpu
 from benchmarks.netns import NetworkError
 from benchmarks.speed import command
 from benchmarks.speed.measure import UnlikeLayersError
@@ -74,7 +75,7 @@ def run_cost(arguments: Sequence[str]) -> int:
     return 0
 
 
-BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {"speed": run_speed, "cost": run_cost}
+BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {"speed": run_speed, "cost": run_cost, "gpu": run_gpu}
 
 
 def main(arguments: Sequence[str]) -> int:
