@@ -16,7 +16,7 @@ COLORS = 8
 """How many line colours the page defines, ``--c0`` and on."""
 POINTS = 160
 """A longer line is averaged down to so many points."""
-TEXT_PX = 12
+TEXT_PX, LINE_PX = 12, 1.8
 LANE_PX, RANK_GAP_PX = 16, 6
 
 
@@ -39,8 +39,17 @@ class Line:
     dashed: bool = False
 
 
-def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, width: int = 460, height: int = 270) -> str:
-    """Lines over a common axis; the vertical one is logarithmic where values span more than a factor of 30."""
+def line_chart(
+    lines: Sequence[Line], x_label: str, y_label: str, *, width: int = 460, height: int = 270, whole: bool = False
+) -> str:
+    """Lines over a common axis; the vertical one is logarithmic where values span more than a factor of 30.
+
+    Args:
+        lines: to draw, those of the first below.
+        x_label, y_label: of the axes.
+        width, height: in pixels.
+        whole: whether there is nothing between whole numbers on the horizontal axis.
+    """
     lines = [line for line in map(_finite, lines) if line.points]
     if not lines:
         return ""
@@ -64,7 +73,7 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, width: int 
         return top + (y_high - scale_y(y)) / (y_high - y_low) * (height - top - bottom)
 
     parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(y_label)} over {escape(x_label)}">']
-    for tick in _ticks(x_low, x_high, 5):
+    for tick in (t for t in _ticks(x_low, x_high, 5) if not whole or t == round(t)):
         parts.append(_vertical(px(tick), top, height - bottom))
         parts.append(_text(px(tick), height - bottom + 16, _number(tick), "middle", "soft"))
     powers = [10.0**k * m for k in range(math.floor(y_low), math.ceil(y_high) + 1) for m in (1, 2, 5)] if log else []
@@ -75,10 +84,14 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, width: int 
     parts.append(_text((left + width - right) / 2, height - 6, x_label, "middle", "soft"))
     parts.append(f'<g transform="translate(12 {(top + height - bottom) / 2:.0f}) rotate(-90)">')
     parts.append(_text(0, 0, y_label, "middle", "soft") + "</g>")
-    for line in lines:
+    for number, line in enumerate(lines):
         points = line.points if line.dots else _thinned(line.points)
         path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in points)
-        style = f"stroke:var(--c{line.color % COLORS})" + (";stroke-dasharray:5 4" if line.dashed else "")
+        # Lines that lie on one another, as those of schedules that compute the same, show as stripes.
+        covering = sum(list(other.points) == list(line.points) for other in lines[number + 1 :])
+        width_px = LINE_PX * (1 + min(covering, 3))
+        style = f"stroke:var(--c{line.color % COLORS});stroke-width:{width_px:.1f}"
+        style += ";stroke-dasharray:5 4" if line.dashed else ""
         parts.append(
             f'<polyline class="line" style="{style}" points="{path}"><title>{escape(line.label)}</title></polyline>'
         )
@@ -103,7 +116,7 @@ def breakdown_chart(bars: Mapping[str, Mapping[str, float]], *, width: int) -> s
     left = 0 if above else min(260, 8 * max(map(len, bars)) + 10)
     row = 44 if above else 30
     height, top = row * len(bars) + 26, 4
-    scale = (width - left - 64) / longest
+    scale = (width - left - 84) / longest
     parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="exposed time per kind">']
     for tick in _ticks(0, 1e3 * longest, 4 if above else 7):
         parts.append(_vertical(left + tick / 1e3 * scale, top, height - 22))
@@ -122,7 +135,7 @@ def breakdown_chart(bars: Mapping[str, Mapping[str, float]], *, width: int) -> s
                 tip = f"{label}, {kind}: {1e3 * of[kind]:.2f} ms exposed"
                 parts.append(_bar(x, y, length, 22, kind, tip))
                 x += length
-        parts.append(_text(x + 6, y + 16, f"{1e3 * sum(of.values()):.1f}", css="soft"))
+        parts.append(_text(x + 6, y + 16, f"{1e3 * sum(of.values()):.1f} ms", css="soft"))
     return "".join([*parts, "</svg>"])
 
 

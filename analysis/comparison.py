@@ -15,7 +15,7 @@ from typing import Any
 from analysis.report import BASELINE, Baselines
 from analysis.runs import Problem, Run, load_runs, load_samples, load_timelines, paper_order, sweep_names
 from experiments.records import RunRecord
-from experiments.simulated import simulated_timeline
+from experiments.simulated import PROFILES, simulated_timeline
 from experiments.tracking.facts import segments
 from kfac.timeline import Timeline
 
@@ -39,7 +39,7 @@ class Curve:
     """What one run learned.
 
     Args:
-        label: of its group.
+        label: of its group, with the seed where that has several runs.
         group: the group's number, for the colour.
         steps, seconds, loss: of the training iterations; the seconds are those spent in iterations.
         eval_steps, eval_seconds, eval_loss: of the evaluations.
@@ -63,7 +63,8 @@ class Pictured:
         label: of its group.
         run, iteration: which.
         measured: all ranks.
-        simulated: the same plan on the run's cost profile, if it has one.
+        simulated: the same plan on the run's cost profile, or on that of a run like it.
+        costs_of: that run, where it is another one.
     """
 
     label: str
@@ -71,6 +72,7 @@ class Pictured:
     iteration: int
     measured: Timeline
     simulated: Timeline | None
+    costs_of: str = ""
 
     @property
     def views(self) -> dict[str, Timeline]:
@@ -158,7 +160,8 @@ class Comparison:
         found = []
         for number, of in enumerate(self.groups):
             for run in of.runs:
-                if (curve := _curve(of.label, number, run)) is not None:
+                label = of.label if len(of.runs) == 1 else f"{of.label}, seed {run.seed}"
+                if (curve := _curve(label, number, run)) is not None:
                     found.append(curve)
         return found
 
@@ -173,15 +176,29 @@ class Comparison:
                     continue
                 if timelines:
                     last = max(timelines)
-                    simulated = simulated_timeline(RunRecord.load(run.path))
-                    found.append(Pictured(of.label, run.run_id, last, timelines[last], simulated))
+                    costs = self._costs_for(run)
+                    from_record = RunRecord.load(costs.path) if costs else None
+                    simulated = simulated_timeline(RunRecord.load(run.path), from_record)
+                    whose = costs.run_id if costs and costs is not run else ""
+                    found.append(Pictured(of.label, run.run_id, last, timelines[last], simulated, whose))
                     break
         return found
+
+    def _costs_for(self, run: Run) -> Run | None:
+        """The run itself if it holds cost profiles, or one of the same model, data, batch, ranks and machine."""
+        like = [other for other in self.runs if _costs(other) == _costs(run)]
+        return next((r for r in (run, *like) if all((r.path / name).is_file() for name in PROFILES)), None)
 
     @property
     def latest(self) -> str:
         """When the last of the runs started: a report of the same records is the same file."""
         return max(run.created for run in self.runs)
+
+
+def _costs(run: Run) -> tuple[Any, ...]:
+    """What the seconds of a run's tasks and messages depend on, as far as its record says."""
+    config = {key: run.config.get(key) for key in ("model", "kfac", "threads", "device")}
+    return (run.sweep, run.data, run.batch_size, run.world_size, run.host, json.dumps(config, sort_keys=True))
 
 
 def group(runs: Sequence[Run]) -> list[Group]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
 
 from analysis.charts import COLORS, Line, breakdown_chart, line_chart, timeline_chart
-from analysis.comparison import Comparison, Pictured
+from analysis.comparison import Comparison, Curve, Pictured
 from analysis.comparison_tables import all_tables, scaling_lines
 from analysis.tables import Table, to_markdown
 from experiments.records import write_text
@@ -58,8 +59,13 @@ def headline(comparison: Comparison) -> str:
     data = ", ".join(dict.fromkeys(run.data for run in runs))
     return (
         f"{len(runs)} run{'s' * (len(runs) != 1)}, {finished} finished: {models} on {data}; "
-        f"the latest of {comparison.latest}."
+        f"the latest of {_moment(comparison.latest)}."
     )
+
+
+def _moment(text: str) -> str:
+    """A recorded time for people, in UTC."""
+    return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def markdown_report(comparison: Comparison, tables: Mapping[str, Table]) -> str:
@@ -116,7 +122,9 @@ def html_table(table: Table) -> str:
         for row in table.shown()
     )
     notes = "".join(f"<p class=note>{escape(note)}</p>" for note in table.notes)
-    return f"<div class=scroll><table><thead>{''.join(lines)}</thead><tbody>{rows}</tbody></table></div>{notes}"
+    return (
+        f"<div class=scroll tabindex=0><table><thead>{''.join(lines)}</thead><tbody>{rows}</tbody></table></div>{notes}"
+    )
 
 
 def _twice(wide: str, narrow: str) -> str:
@@ -158,7 +166,22 @@ def _learning(comparison: Comparison) -> str:
         line_chart(timed, "seconds in iterations", "test loss"),
     ]
     figures = "".join(f"<figure>{chart}</figure>" for chart in charts if chart)
-    return f"{_lines_legend([group.label for group in comparison.groups])}<div class=pair>{figures}</div>"
+    legend = _lines_legend([group.label for group in comparison.groups])
+    return f"{legend}<div class=pair>{figures}</div>{_coinciding(comparison, curves)}"
+
+
+def _coinciding(comparison: Comparison, curves: Sequence[Curve]) -> str:
+    """Which schedules learned the same, and so have one line over iterations."""
+    by_loss: dict[tuple[tuple[float, ...], ...], list[str]] = {}
+    for number, of in enumerate(comparison.groups):
+        losses = tuple(tuple(curve.loss) for curve in curves if curve.group == number)
+        if losses:
+            by_loss.setdefault(losses, []).append(of.label)
+    same = [", ".join(labels) for labels in by_loss.values() if len(labels) > 1]
+    text = "".join(
+        f" The losses of {labels} are equal to the last bit: their lines lie on one another." for labels in same
+    )
+    return f"<p class=note>{escape(text.strip())}</p>" if text else ""
 
 
 def _scaling(comparison: Comparison) -> str:
@@ -168,12 +191,13 @@ def _scaling(comparison: Comparison) -> str:
     drawn = [
         Line(label, i, [(w, 1e3 * s) for w, s in points], dots=True) for i, (label, points) in enumerate(lines.items())
     ]
-    chart = line_chart(drawn, "ranks", "milliseconds per iteration")
+    chart = line_chart(drawn, "ranks", "milliseconds per iteration", whole=True)
     return f"{_lines_legend(list(lines))}<div class=pair><figure>{chart}</figure></div>"
 
 
 def _pictured_line(p: Pictured) -> str:
-    simulated = f", simulated {1e3 * p.simulated.iteration_s:.2f} ms" if p.simulated else ""
+    whose = f" with the costs of {p.costs_of}" if p.costs_of else ""
+    simulated = f", simulated {1e3 * p.simulated.iteration_s:.2f} ms{whose}" if p.simulated else ", not simulated"
     return f"* {p.label}: iteration {p.iteration} of {p.run}, {1e3 * p.measured.iteration_s:.2f} ms{simulated}"
 
 
@@ -192,9 +216,14 @@ def _timelines(pictured: Sequence[Pictured]) -> str:
         for name, view in p.views.items():
             hidden = len(view.ranks) - 4
             more = f"; {hidden} more ranks in the zoomable view" if hidden > 0 else ""
-            parts.append(f"<h4>{name}, {1e3 * view.iteration_s:.2f} ms{more}</h4>")
+            whose = f" with the costs that {escape(p.costs_of)} measured" if view is p.simulated and p.costs_of else ""
+            parts.append(f"<h4>{name}{whose}, {1e3 * view.iteration_s:.2f} ms{more}</h4>")
             wide = timeline_chart(view, width=WIDE_PX, until_s=until_s)
             parts.append(_twice(wide, timeline_chart(view, width=NARROW_PX, until_s=until_s)))
+        if p.simulated is None:
+            parts.append(
+                "<h4>not simulated: no run of this model, these ranks and this machine holds cost profiles</h4>"
+            )
         if sum(len(view.spans) for view in p.views.values()) <= MAX_ZOOMABLE_SPANS:
             page = escape(page_text(p.views, f"{p.run}: iteration {p.iteration}"), quote=True)
             frame = f'<iframe loading="lazy" title="timeline" srcdoc="{page}"></iframe>'
