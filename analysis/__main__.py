@@ -6,20 +6,26 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from analysis.options import with_differing_options
-from analysis.report import BASELINE, breakdown_table, runs_table, timeline_tables, wide_table
-from analysis.runs import Run, load_runs, load_samples, paper_order
-from analysis.tables import STYLES, Table, for_screen
+from analysis import run_commands, timeline_commands
+from analysis.output import add_output, show
+from analysis.report import BASELINE
+from analysis.tables import STYLES
 
 _EPILOG = """\
-examples:
+questions and the commands that answer them (each has --help):
   python -m analysis runs                           all runs, speed-ups over dkfac, where the time goes
   python -m analysis runs --baseline mpdkfac --intervals
-  python -m analysis runs --model resnet20 --format csv > runs.csv
+  python -m analysis compare dkfac spdkfac --among runs/SWEEP     per component, with intervals
+  python -m analysis compare runs/A runs/B
+  python -m analysis breakdown runs/SWEEP --share   where the time goes, per group of seeds
+  python -m analysis scaling runs/SWEEP             iteration time and efficiency over the ranks
+  python -m analysis export runs --output runs.parquet            --rows runs, iterations or spans
   python -m analysis timeline runs/single/RUN       exposed and hidden milliseconds per rank and kind
+  python -m analysis diff RUN_A RUN_B --html d.html where the time went; with one run: simulated against measured
+  python -m analysis convert RUN --output t.et      trace for Perfetto (.json), page (.html), Chakra (.et)
   python -m analysis report runs/SWEEP              one HTML file and Markdown; --wandb: also in W&B
   python -m analysis sync runs/SWEEP                upload to W&B, read back, compare
   python -m analysis import TEAM/PROJECT            records of runs that are known only from W&B
@@ -31,71 +37,20 @@ def _runs_parser() -> argparse.ArgumentParser:
         prog="python -m analysis",
         usage="python -m analysis RUNS_DIR [RUNS_DIR ...] [options]\n"
         "       python -m analysis timeline RUN [options]\n"
-        "       python -m analysis {report,sync,import} --help",
+        "       python -m analysis {compare,breakdown,scaling,export,diff,convert,report,sync,import} --help",
         description="Compare runs from their records: iteration times, speed-ups, breakdown, loss and accuracy.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUNS_DIR", help="folders with run records below them")
-    parser.add_argument(
-        "--baseline", default=BASELINE, metavar="SCHEDULE", help="what speed-ups are over (%(default)s)"
-    )
+    run_commands.add_folders(parser)
+    run_commands.add_baseline(parser)
     parser.add_argument("--intervals", action="store_true", help="bootstrap intervals of the speed-ups")
-    for key in ("schedule", "model", "data", "status"):
-        parser.add_argument(f"--{key}", action="append", metavar="NAME", help=f"only runs with this {key} (repeatable)")
-    _add_format(parser)
+    add_output(parser)
     return parser
-
-
-def _timeline_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis timeline",
-        description="Exposed and hidden milliseconds per rank and kind of a run's recorded iterations.",
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the directory of a run record")
-    parser.add_argument("--iteration", action="append", type=int, metavar="N", help="only this one (repeatable)")
-    _add_format(parser)
-    return parser
-
-
-def _add_format(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", default="text", choices=STYLES, help="how to write tables (%(default)s)")
-
-
-def _selected(options: argparse.Namespace) -> Callable[[Run], bool]:
-    wanted = {k: v for k in ("schedule", "model", "data", "status") if (v := getattr(options, k)) is not None}
-    return lambda run: all(getattr(run, key) in values for key, values in wanted.items())
 
 
 def _show_runs(arguments: Sequence[str]) -> int:
-    options = _runs_parser().parse_args(arguments)
-    runs, problems = load_runs(options.folders)
-    samples_s, damaged = load_samples(runs) if options.intervals else (None, [])
-    for problem in (*problems, *damaged):
-        print(f"warning: {problem}", file=sys.stderr)
-    # The filter comes after reading: a baseline that is not shown still counts.
-    shown = sorted(filter(_selected(options), runs), key=paper_order)
-    if not shown:
-        where = ", ".join(map(str, options.folders))
-        print(f"no run records{' of that kind' if runs else ''} below {where}", file=sys.stderr)
-        return 1
-    tables = [runs_table(shown, options.baseline, among=runs, samples_s=samples_s), breakdown_table(shown)]
-    tables = [with_differing_options(table, shown) for table in tables]
-    if options.format in ("csv", "json"):
-        tables = [wide_table(tables)]
-    _print(tables, options.format)
-    return 0
-
-
-def _print(tables: Sequence[Table], style: str) -> None:
-    print("\n".join(for_screen(table) if style == "text" else table.render(style) for table in tables), end="")
-
-
-def _show_timelines(arguments: Sequence[str]) -> int:
-    options = _timeline_parser().parse_args(arguments)
-    tables = timeline_tables(options.run, options.iteration)
-    _print(tables, options.format)
-    return 0
+    return run_commands.table_of_runs(_runs_parser(), arguments)
 
 
 def _report_parser() -> argparse.ArgumentParser:
@@ -193,7 +148,7 @@ def _sync_parser() -> argparse.ArgumentParser:
     parser.add_argument("--retries", type=int, default=2, help="how often to send again what is missing (%(default)s)")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds per upload (%(default)g)")
     parser.add_argument("--force", action="store_true", help="verify also what was verified before")
-    _add_format(parser)
+    parser.add_argument("--format", default="text", choices=STYLES, help="how to write tables (%(default)s)")
     return parser
 
 
@@ -218,26 +173,40 @@ def _sync(arguments: Sequence[str]) -> int:
     if not outcomes:
         print(f"no run records below {', '.join(map(str, options.folders))}", file=sys.stderr)
         return 1
-    _print([sync_table(outcomes)], options.format)
+    show([sync_table(outcomes)], options.format)
     return 0 if all(outcome.good for outcome in outcomes) else 1
+
+
+_COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "timeline": timeline_commands.timeline,
+    "diff": timeline_commands.diff,
+    "convert": timeline_commands.convert,
+    "compare": run_commands.compare,
+    "breakdown": run_commands.breakdown,
+    "scaling": run_commands.scaling,
+    "export": run_commands.export,
+    "report": _report,
+    "sync": _sync,
+    "import": _import,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        if arguments[:1] == ["timeline"]:
-            return _show_timelines(arguments[1:])
-        if arguments[:1] == ["report"]:
-            return _report(arguments[1:])
-        if arguments[:1] == ["sync"]:
-            return _sync(arguments[1:])
-        if arguments[:1] == ["import"]:
-            return _import(arguments[1:])
+        if arguments and arguments[0] in _COMMANDS:
+            return _COMMANDS[arguments[0]](arguments[1:])
         return _show_runs(arguments)
+    except run_commands.NoRunsError as error:
+        print(error, file=sys.stderr)
+        return 1
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # as of "| head"
+        sys.stderr.close()
+        return 1
 
 
 if __name__ == "__main__":

@@ -107,13 +107,14 @@ def rank_nodes(timeline: Timeline, rank: int, messages: Mapping[str, Carried]) -
         moving = span.lane == COMMUNICATION_LANE
         awaited = COMPUTE_LANE if moving else _AWAITED.get(span.kind)
         causes = (before.get(span.lane), ended[awaited].last(span.start_s) if awaited else None)
+        waits = tuple(sorted({cause for cause in causes if cause is not None}))
         before[span.lane] = number
         ended[span.lane].add(span.end_s, number)
         if span.kind in ("GradComm", "FactorComm"):
             ended[_SUMS].add(span.end_s, number)
         start, end = round(1e6 * span.start_s), round(1e6 * span.end_s)
-        of = (number, span.name, COMM_COLL_NODE if moving else COMP_NODE, tuple(sorted({*causes} - {None})))
-        nodes.append(Node(*of, start, end - start, _attributes(span, messages)))
+        kind = COMM_COLL_NODE if moving else COMP_NODE
+        nodes.append(Node(number, span.name, kind, waits, start, end - start, _attributes(span, messages)))
     return nodes
 
 

@@ -8,10 +8,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 from analysis.comparison import Comparison, Group, differences, history
-from analysis.report import breakdown_table, runs_table
+from analysis.report import BREAKDOWN_KINDS, HIDDEN_NOTE, breakdown_table, runs_table
 from analysis.runs import Run
 from analysis.statistics import bootstrap_median, bootstrap_speedup
 from analysis.tables import Cell, Column, Table
+from kfac.timeline import COMMUNICATION_KINDS
 
 ENOUGH_RUNS = 3
 """From so many runs on an interval is over runs; with fewer, over the iterations of those there are."""
@@ -83,6 +84,40 @@ def _speedup(comparison: Comparison, group: Group) -> tuple[Cell, Cell, Cell]:
 
 def _mean(values: Sequence[float]) -> tuple[Cell, Cell]:
     return (fmean(values) if values else None, stdev(values) if len(values) > 1 else None)
+
+
+def groups_breakdown_table(groups: Sequence[Group], *, share: bool = False) -> Table:
+    """One row per group: exposed time of each kind, and how much of the communication computing hides.
+
+    Args:
+        groups: of runs that recorded timelines; others are left out.
+        share: of the recorded iteration instead of milliseconds.
+    """
+    unit, spec = ("share", ".1%") if share else ("[ms]", ".2f")
+    columns = (
+        Column("runs of", align="left"),
+        Column("ranks", "d"),
+        Column("runs", "d"),
+        Column("iteration [ms]", ".2f"),
+        *(Column(kind, spec, group=f"exposed {unit}") for kind in BREAKDOWN_KINDS),
+        *(Column(kind, spec, group=f"hidden {unit}") for kind in COMMUNICATION_KINDS),
+        Column("hidden of communication", ".1%"),
+    )
+    rows = []
+    for group in groups:
+        recorded = [run for run in group.runs if run.breakdown_s]
+        if not recorded:
+            continue
+        exposed = group.breakdown_s()
+        hidden = {kind: fmean(run.hidden_s.get(kind, 0.0) for run in recorded) for kind in COMMUNICATION_KINDS}
+        whole = sum(exposed.values())
+        scale = (1 / whole if whole else 0.0) if share else _MS
+        sent = sum(hidden.values()) + sum(exposed.get(kind, 0.0) for kind in COMMUNICATION_KINDS)
+        cells = [exposed.get(kind, 0.0) * scale for kind in BREAKDOWN_KINDS] + [of * scale for of in hidden.values()]
+        overlap = sum(hidden.values()) / sent if sent else None
+        rows.append((group.label, group.first.world_size, len(recorded), whole * _MS, *cells, overlap))
+    note = f"The mean of recorded iterations; the exposed times are all of it. {HIDDEN_NOTE}"
+    return Table("Where the time goes", columns, tuple(rows), (note,))
 
 
 def scaling_table(comparison: Comparison) -> Table | None:

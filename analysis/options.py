@@ -21,10 +21,16 @@ def differing_options(runs: Sequence[Run]) -> list[str]:
 
     An option that a run has not (K-FAC's, of a run without it; one that was added later) makes no difference.
     """
-    values: dict[str, set[str]] = {}
-    for run in runs:
-        for key, value in _options(run).items():
-            values.setdefault(key, set()).add(json.dumps(value, sort_keys=True))
+    return _differing([_options(run) for run in runs])
+
+
+def _differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
+    values: dict[str, set[Any]] = {}
+    for of_run in options:
+        for key, value in of_run.items():
+            # Quick for thousands of runs: most values are numbers or words, and 1, 1.0 and true are not the same.
+            plain = isinstance(value, (str, int, float))
+            values.setdefault(key, set()).add((type(value), value) if plain else json.dumps(value, sort_keys=True))
     return [key for key, different in values.items() if len(different) > 1]
 
 
@@ -38,12 +44,12 @@ def with_differing_options(table: Table, runs: Sequence[Run]) -> Table:
     Raises:
         ValueError: if there are more rows than runs, or fewer.
     """
-    keys = differing_options(runs)
+    options = [_options(run) for run in runs]
+    keys = _differing(options)
     place = 1 + [column.title for column in table.columns].index(AFTER)
     rows = []
-    for row, run in zip(table.rows, runs, strict=True):
-        options = _options(run)
-        cells = tuple(_cell(options[key]) if key in options else None for key in keys)
+    for row, of_run in zip(table.rows, options, strict=True):
+        cells = tuple(_cell(of_run[key]) if key in of_run else None for key in keys)
         rows.append((*row[:place], *cells, *row[place:]))
     columns = (*table.columns[:place], *map(Column, keys), *table.columns[place:])
     return replace(table, columns=columns, rows=tuple(rows))

@@ -6,8 +6,9 @@ single run says how well that run's median is known, not how much it would chang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -46,13 +47,19 @@ def spread(values: Samples) -> Spread:
     return Spread(float(median), float(q25), float(q75), len(values))
 
 
-def _resampled_medians(
-    values: Samples, resamples: int, generator: np.random.Generator
+def _resampled(
+    values: Samples, resamples: int, generator: np.random.Generator, statistic: Callable[..., Any]
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     data = np.asarray(values, dtype=np.float64)
     picks = generator.integers(0, len(data), size=(resamples, len(data)))
-    medians: np.ndarray[tuple[int], np.dtype[np.float64]] = np.median(data[picks], axis=1)
-    return medians
+    found: np.ndarray[tuple[int], np.dtype[np.float64]] = statistic(data[picks], axis=1)
+    return found
+
+
+def _resampled_medians(
+    values: Samples, resamples: int, generator: np.random.Generator
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return _resampled(values, resamples, generator, np.median)
 
 
 def bootstrap_median(
@@ -78,6 +85,29 @@ def bootstrap_speedup(
     over = _resampled_medians(baseline, resamples, generator)
     under = _resampled_medians(values, resamples, generator)
     return _central(over / under, level)
+
+
+def bootstrap_mean(
+    values: Samples, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """The percentile bootstrap interval of the mean."""
+    return _central(_resampled(values, resamples, np.random.default_rng(seed), np.mean), level)
+
+
+def bootstrap_difference(
+    first: Samples,
+    second: Samples,
+    *,
+    of: Literal["median", "mean"],
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """The percentile bootstrap interval of the second sample's median or mean less the first one's, resampling both."""
+    generator = np.random.default_rng(seed)
+    statistic: Callable[..., Any] = np.median if of == "median" else np.mean
+    start, end = (_resampled(values, resamples, generator, statistic) for values in (first, second))
+    return _central(end - start, level)
 
 
 def _central(statistic: np.ndarray[tuple[int], np.dtype[np.float64]], level: float) -> tuple[float, float]:

@@ -7,6 +7,7 @@ the difference of the two iterations: no second is lost, and none is counted twi
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from kfac.timeline import COMMUNICATION_KINDS, KINDS, OTHER, Span, Timeline
 ALL = "all together"
 """The name of a part that stands for all spans of its kind, where the two sides name them differently."""
 
+_MESSAGE = re.compile(r"(A|G|gradient) message (\d+) (\(\d+ items\))")
 Key = TypeVar("Key", bound=Hashable)
 Part = tuple[str, str]
 """A kind, and the name of its spans."""
@@ -134,11 +136,28 @@ def part_of(span: Span | None) -> Part:
     return (span.kind, span.name) if span else (OTHER, ALL)
 
 
+def _parts(timelines: Sequence[Timeline]) -> dict[Part, Share]:
+    """Shares by part. Messages are numbered anew within what they carry: the plan's own numbers go over all of them,
+    so that the one message of gradients would have another name wherever there are more of factors.
+    """
+    sent = {match[0]: match for t in timelines for s in t.spans if (match := _MESSAGE.fullmatch(s.name))}
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for match in sorted(sent.values(), key=lambda match: int(match[2])):
+        if int(match[2]) not in numbers[match[1]]:
+            numbers[match[1]].append(int(match[2]))
+    names = {name: f"{m[1]} message {numbers[m[1]].index(int(m[2])) + 1} {m[3]}" for name, m in sent.items()}
+    found: dict[Part, Share] = defaultdict(Share)
+    for (kind, name), share in shares(timelines, part_of).items():
+        found[kind, names.get(name, name)] += share
+    return dict(found)
+
+
 def difference(first: Iterable[Timeline], second: Iterable[Timeline]) -> TimelineDiff:
     """What makes the second iteration longer or shorter than the first.
 
-    Parts are matched by kind and name. Where a kind of computing has no name on both sides (a measured timeline has
-    one forward pass, a simulated one its layers), all of it is one part, :data:`ALL`; messages stay what they are.
+    Parts are matched by kind and name; messages by what they carry, their number among those, and how many items. Where
+    a kind of computing has no name on both sides (a measured timeline has one forward pass, a simulated one its
+    layers), all of it is one part, :data:`ALL`; messages stay what they are.
 
     Args:
         first, second: one or more iterations each; several are averaged.
@@ -151,7 +170,7 @@ def difference(first: Iterable[Timeline], second: Iterable[Timeline]) -> Timelin
         raise ValueError("a difference needs at least one timeline on each side")
     means_s = [sum(timeline.iteration_s for timeline in side) / len(side) for side in sides]
     kinds = [shares(side, kind_of) for side in sides]
-    parts = _matched(*(shares(side, part_of) for side in sides))
+    parts = _matched(*(_parts(side) for side in sides))
     order = [kind for kind in (*KINDS, OTHER) if any(kind in side for side in kinds)]
     return TimelineDiff(
         means_s[0],

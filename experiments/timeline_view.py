@@ -67,17 +67,18 @@ def write_html(timeline: Timeline, path: Path, title: str = "") -> None:
     path.write_text(page_text({timeline.source: timeline}, title))
 
 
-def page_text(views: Mapping[str, Timeline], title: str = "") -> str:
+def page_text(views: Mapping[str, Timeline], title: str = "", below: str = "") -> str:
     """A page that shows all spans of all ranks, zooms, moves and names them; it loads nothing else.
 
     Args:
         views: timelines of one iteration by what they are, at most two (measured, simulated); one below the other.
         title: above them.
+        below: what follows them, as HTML.
     """
-    template = (resources.files("experiments") / "timeline.html").read_text()
+    before, after = (resources.files("experiments") / "timeline.html").read_text().split("__DATA__")
     text = json.dumps(_page_data(views, title), separators=(",", ":"))
     # Inside a script element only "<" could end the data early.
-    return template.replace("__DATA__", text.replace("<", "\\u003c"))
+    return before.replace("__BELOW__\n", below) + text.replace("<", "\\u003c") + after
 
 
 def _page_data(views: Mapping[str, Timeline], title: str) -> dict[str, Any]:
@@ -88,6 +89,7 @@ def _page_data(views: Mapping[str, Timeline], title: str) -> dict[str, Any]:
     present = {span.kind for timeline in views.values() for span in timeline.spans}
     kinds = [k for k in (*KINDS, OTHER) if k in present or any(of[k] > 0 for of in exposed.values())]
     lanes = [(name, rank, lane) for name, timeline in views.items() for rank in timeline.ranks for lane in LANES]
+    row = {lane: number for number, lane in enumerate(lanes)}
     return {
         "title": (title or "Timeline") + _alike(views[first]),
         "total_us": max(_us(timeline.iteration_s) for timeline in views.values()) or 1.0,
@@ -106,12 +108,13 @@ def _page_data(views: Mapping[str, Timeline], title: str) -> dict[str, Any]:
             {
                 "long": f"{rank_name(views[name], rank)} {lane}",
                 "short": f"{rank} {'comp' if lane == COMPUTE_LANE else 'comm'}",
+                "rank": rank_name(views[name], rank),
                 **({"view": name} if several and (rank, lane) == (views[name].ranks[0], LANES[0]) else {}),
             }
             for name, rank, lane in lanes
         ],
         "spans": [
-            [lanes.index((name, s.rank, s.lane)), kinds.index(s.kind), s.name, _us(s.start_s), _us(s.duration_s)]
+            [row[name, s.rank, s.lane], kinds.index(s.kind), s.name, _us(s.start_s), _us(s.duration_s)]
             for name, timeline in views.items()
             for s in timeline.spans
         ],

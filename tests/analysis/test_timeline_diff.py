@@ -120,3 +120,22 @@ def test_a_side_without_timelines_is_refused():
 def test_empty_timelines_differ_by_their_idle_time():
     diff = difference([Timeline((), total_s=1)], [Timeline((), total_s=3)])
     assert by_kind(diff) == {"Other": (2, 0, 2)}
+
+
+def test_messages_are_numbered_among_those_that_carry_the_same():
+    one = Timeline(
+        (comm("FactorComm", "A message 0 (2 items)", 0, 1), comm("GradComm", "gradient message 1 (2 items)", 1, 2))
+    )
+    two = Timeline(
+        (
+            comm("FactorComm", "A message 0 (1 items)", 0, 1),
+            comm("FactorComm", "A message 1 (1 items)", 1, 2),
+            comm("GradComm", "gradient message 2 (2 items)", 2, 3),
+        )
+    )
+    assert {(d.name, d.exposed_s) for d in difference([one], [two]).parts} == {
+        ("A message 1 (2 items)", -1),
+        ("A message 1 (1 items)", 1),
+        ("A message 2 (1 items)", 1),
+        ("gradient message 1 (2 items)", 0),
+    }

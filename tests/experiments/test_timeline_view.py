@@ -86,7 +86,7 @@ def test_the_page_holds_every_span_and_the_breakdown(tmp_path):
 def test_the_page_loads_nothing(tmp_path):
     text = page(tmp_path).replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|src=|@import|url\((?!#)|fetch\(|<link", text)
-    assert len(text) < 12_000
+    assert len(text) < 14_000
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node checks the page's script where it is installed")
@@ -95,35 +95,48 @@ def test_the_script_draws_every_span(tmp_path):
     script = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)[0]
     data = re.search(r'id="data">(.*?)</script>', text)[1]
     stand_in = """
-        const made = {}, handlers = {};
-        const node = tag => ({ tag, style: { setProperty() {} }, attributes: {}, children: [], clientWidth: 800,
-          offsetWidth: 10, setAttribute(k, v) { this.attributes[k] = v; }, append(c) { this.children.push(c); },
-          replaceChildren() { this.children = []; made.rect = []; },
-          getBoundingClientRect: () => ({ left: 0, width: 800 }),
+        let drawn = [], handlers = {}, fill = "";
+        const pen = new Proxy({}, { set(_, key, value) { if (key === "fillStyle") fill = value; return true; },
+          get: (_, key) => (...a) => { if (key === "fillRect" && fill.startsWith("#")) drawn.push([fill, ...a]); } });
+        const node = tag => ({ tag, style: { setProperty() {} }, clientWidth: 800, offsetWidth: 10, append() {},
+          getContext: () => pen, getBoundingClientRect: () => ({ left: 0, top: 0, width: 800 }),
           addEventListener(name, f) { handlers[this.tag + name] = f; } });
         const known = {};
-        globalThis.document = { title: "",
+        globalThis.document = { title: "", documentElement: {},
           getElementById: id => known[id] ??= Object.assign(node(id), { textContent: DATA }),
-          querySelector: tag => known[tag] ??= node(tag),
-          createElement: node,
-          createElementNS: (_, tag) => { const n = node(tag); (made[tag] ??= []).push(n); return n; } };
-        globalThis.addEventListener = (name, f) => { handlers["window" + name] = f; };
-        globalThis.innerWidth = 900;
-        const bars = () => made.rect.map(r => r.attributes).filter(a => a.class === "span").map(a => [a.x, a.width]);
+          querySelector: tag => known[tag] ??= node(tag), createElement: node };
+        globalThis.getComputedStyle = () => ({ getPropertyValue: name => name });
+        globalThis.matchMedia = () => node("media");
+        globalThis.requestAnimationFrame = f => f();
+        globalThis.addEventListener = (name, f) => { (handlers["window" + name] ??= f); };
+        globalThis.innerWidth = 900; globalThis.innerHeight = 900;
+        globalThis.scrollBy = () => {};
+        const bars = () => { const all = drawn.map(([color, x, y, w]) => [color, x, w]); drawn = []; return all; };
     """
     check = """
         const all = bars();
-        handlers.svgwheel({ clientX: 150, deltaY: -400, preventDefault() {} });
+        handlers.laneswheel({ clientX: 150, clientY: 20, deltaY: -400, preventDefault() {} });
         const zoomed = bars();
-        handlers.svgdblclick();
-        console.log(JSON.stringify([all, zoomed, bars()]));
+        handlers.lanesdblclick();
+        const back = bars();
+        handlers.lanespointermove({ clientX: 160, clientY: 10 });
+        const named = [known.tip.textContent, known.tip.style.visibility];
+        handlers.lanespointermove({ clientX: 700, clientY: 10 });
+        let stopped = false;
+        handlers.laneswheel({ clientX: 20, clientY: 20, deltaY: -400, preventDefault() { stopped = true; } });
+        console.log(JSON.stringify([all, zoomed, back, named, known.tip.style.visibility, stopped]));
     """
     source = f"const DATA = {json.dumps(data)};{stand_in}\n{script}\n{check}"
     done = subprocess.run(["node", "-e", source], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    everything, zoomed, back = json.loads(done.stdout)
+    everything, zoomed, back, named, elsewhere, stopped = json.loads(done.stdout)
     width = (800 - 150 - 8) / 10_000
-    expected = [[150 + 1e6 * s.start_s * width, 1e6 * s.duration_s * width] for s in TIMELINE.spans]
-    assert [pytest.approx(bar) for bar in everything] == expected
-    assert zoomed[0][1] == pytest.approx(everything[0][1] * 2.71828, rel=1e-3)
+    lanes = sorted(SPANS, key=lambda s: (s.rank, s.lane != "compute", s.start_s))
+    expected = [[150 + 1e6 * s.start_s * width, 1e6 * s.duration_s * width] for s in lanes]
+    assert [color for color, *_ in everything] == [KIND_COLORS[s.kind] for s in lanes]
+    assert [pytest.approx(bar[1:]) for bar in everything] == expected
+    assert zoomed[0][2] == pytest.approx(everything[0][2] * 2.71828, rel=1e-3)
     assert back == everything
+    assert named == ["FF: forward, 2.000 ms, from 0.00 µs to 2.000 ms, rank 0 (of 3 alike) compute", "visible"]
+    assert elsewhere == "hidden"
+    assert not stopped, "over the names the wheel scrolls the page"
