@@ -23,12 +23,12 @@ from experiments.records import FAILED, FINISHED, INTERRUPTED, RUNNING, RunRecor
 from experiments.settings import read
 from experiments.tracking import TrackingSettings, tell_failure
 from slurm import manifest
+from slurm.job import error_file
 from slurm.manifest import Submission
 from slurm.site import Site
 
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = "attempts.jsonl"
 HOPELESS = ("ConfigError", "NonFiniteError")
 STOPPED = (128 + 12, 128 + 15, -12, -15)
 """Ended by SIGUSR2 or SIGTERM itself: asked to stop before it could listen."""
@@ -40,32 +40,40 @@ STOPPED_SHORT = 75
 
 @dataclass(frozen=True)
 class Attempt:
-    """A start of a job that did not finish its run: how it ended, and the iterations done by then."""
+    """A start of a job that did not finish its run: how and why it ended, and the iterations done by then."""
 
     restart: int
     outcome: str
     iteration: int
+    reason: str = ""
 
 
-def outcome(head: Mapping[str, Any], code: int, facts: Mapping[str, Any]) -> tuple[str, str]:
-    """How a start of a job ended, and the type of the error.
+def outcome(
+    head: Mapping[str, Any], code: int, facts: Mapping[str, Any], word: Mapping[str, Any] | None = None
+) -> tuple[str, Mapping[str, Any]]:
+    """How a start of a job ended, and the error that ended it.
 
     Args:
         head: the content of the record's ``run.json``; empty if there is none.
         code: the exit status.
         facts: ``job`` and ``restart`` of this start, as the record's segments have them.
+        word: what the first rank that failed has left (:func:`slurm.job.error_file`).
 
     Returns:
-        ``finished``, ``interrupted`` or ``failed``.
+        ``finished``, ``interrupted`` or ``failed``; and the error's ``type``, ``message`` and more.
     """
     segments = head.get("segments") or [{}]
     mine = all(segments[-1].get(name) == value for name, value in facts.items()) and bool(head)
     status = head.get("status")
     if status == FINISHED:
-        return FINISHED, ""
+        return FINISHED, {}
     if mine and status in (FAILED, INTERRUPTED):
-        return status, str((head.get("error") or {}).get("type", ""))
-    return (INTERRUPTED if code in STOPPED else FAILED), ""
+        return status, head.get("error") or {}
+    if word:  # also where srun reports that the other ranks were terminated for it
+        return FAILED, word
+    text = f"killed: exit status {code}" + (f" (signal {code - 128})" if 128 < code < 160 else "")
+    error = {"rank": None, "type": "", "message": text, "traceback": ""}
+    return INTERRUPTED if code in STOPPED else FAILED, error
 
 
 def goes_on(attempts: Sequence[Attempt], retries: int, error_type: str = "") -> bool:
@@ -88,31 +96,39 @@ def goes_on(attempts: Sequence[Attempt], retries: int, error_type: str = "") -> 
 
 def settle(sweep: Path, submission: Submission, code: int, facts: Mapping[str, Any]) -> bool:
     """Close the books of a start that ended without finishing, and say whether it is to be started again."""
-    path = record_path(submission)
+    path, restart = record_path(submission), int(facts.get("restart", 0))
     try:
         record = RunRecord.load(path)
         head = record.head
     except ValueError:
         record, head = None, {}
-    how, error_type = outcome(head, code, facts)
+    how, error = outcome(head, code, facts, _read(error_file(sweep / submission.logs, restart)))
     if how == FINISHED:
         return False
     if record is not None and record.status == RUNNING:  # nobody was left to write it
-        text = f"killed: exit status {code}" + (f" (signal {code - 128})" if 128 < code < 160 else "")
-        record.end_segment(how, {"rank": None, "type": "", "message": text, "traceback": ""})
+        record.end_segment(how, error)
     if record is not None:
         tell_failure(read(TrackingSettings, submission.config.get("tracking") or {}, "tracking"), record)
-    file = sweep / submission.logs / ATTEMPTS
+    file = sweep / submission.logs / manifest.ATTEMPTS
     attempts = [Attempt(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
-    attempts.append(Attempt(int(facts.get("restart", len(attempts))), how, _iterations_done(path)))
+    restart = int(facts.get("restart", len(attempts)))
+    attempts.append(Attempt(restart, how, _iterations_done(path), str(error.get("message", ""))))
     write_text(file, "".join(json.dumps(asdict(attempt)) + "\n" for attempt in attempts))
-    return goes_on(attempts, Site.from_dict(submission.site).retries, error_type)
+    return goes_on(attempts, Site.from_dict(submission.site).retries, str(error.get("type", "")))
 
 
 def record_path(submission: Submission) -> Path:
     """The folder of a submission's run record."""
     config = submission.config
     return Path(str(config["runs"])) / str(config["sweep"]) / submission.run_id
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
 
 
 def _iterations_done(path: Path) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,5 +54,25 @@ class TrainingJob:
             # which ends all ranks when one exits with an error, is not needed for it.
             run_rank({**self.config, "rerun": self.config["rerun"] and first}, rank, stop)
         except ConfigError as error:
+            self._leave_word(rank.rank, error)
             print(f"error: {error}", file=sys.stderr)  # noqa: T201
             sys.exit(USAGE_ERROR)
+        except Exception as error:
+            self._leave_word(rank.rank, error)
+            raise
+
+    def _leave_word(self, rank: int, error: Exception) -> None:
+        """Whichever rank fails first says why: there may be no record yet, as where the ranks did not meet."""
+        from experiments.locks import job_facts
+
+        facts = job_facts()
+        file = error_file(Path(self.meeting_folder).parents[1] / str(facts["job"]), facts["restart"])
+        name = type(error).__name__
+        text = json.dumps({"rank": rank, "type": name, "message": f"failed: {name}: {error}", "traceback": ""})
+        with suppress(OSError), file.open("x") as words:
+            words.write(text)
+
+
+def error_file(logs: Path, restart: int) -> Path:
+    """Where the first rank that fails says why, in the folder of a job's logs."""
+    return logs / f"error.{restart}.json"

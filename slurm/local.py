@@ -134,7 +134,7 @@ def main() -> int:
     die_with_parent(os.getppid())
     sweep, run_id = Path(sys.argv[1]), sys.argv[2]
     submission = manifest.read(sweep).submissions[run_id]
-    again = (sweep / submission.logs / "attempts.jsonl").exists()
+    again = (sweep / submission.logs / manifest.ATTEMPTS).exists()
     config = TrainConfig.from_dict({**submission.config, "rerun": submission.config["rerun"] and not again})
     try:
         run_here(config)

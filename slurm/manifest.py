@@ -14,6 +14,8 @@ from typing import Any
 
 FILE = "manifest.jsonl"
 SCHEMA = 2
+ATTEMPTS = "attempts.jsonl"
+"""In the folder of a job's logs: its starts that did not finish the run (:class:`slurm.aftermath.Attempt`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

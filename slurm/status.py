@@ -114,7 +114,7 @@ def _row(path: Path, run_id: str, record: Mapping[str, Any], submission: Submiss
         eta_s=left_s if state == "running" else None,
         loss=row.get("loss"),
         restarts=max(0, len(segments) - 1),
-        reason=_reason(state, record, job),
+        reason=_reason(state, record, job) or (_last_words(path.parent, submission) if state == "failed" else ""),
         overrides=submission.overrides if submission else (),
         code={**segments[-1].get("code", {}), "patch": segments[-1].get("patch", "")} if segments else {},
     )
@@ -184,6 +184,15 @@ def _reason(state: str, record: Mapping[str, Any], job: QueuedJob | None) -> str
     if job is None or state not in ("pending", "failed", "cancelled"):
         return ""
     return job.reason if state == "pending" else _end(state, job)
+
+
+def _last_words(sweep: Path, submission: Submission | None) -> str:
+    """Why the last start of a job ended whose ranks had no record yet, as where they did not meet."""
+    try:
+        lines = (sweep / submission.logs / manifest.ATTEMPTS).read_text().splitlines() if submission else []
+        return str(json.loads(lines[-1]).get("reason", "")) if lines else ""
+    except (OSError, ValueError):
+        return ""
 
 
 def _end(state: str, job: QueuedJob) -> str:

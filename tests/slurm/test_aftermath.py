@@ -1,13 +1,18 @@
 """Which jobs are started again after their ranks have ended."""
 
 import json
+import shutil
 
 import pytest
 
 from experiments.records import RunRecord
+from experiments.settings import ConfigError
 from slurm import manifest
 from slurm.aftermath import Attempt, goes_on, main, outcome, settle
+from slurm.job import TrainingJob
 from slurm.manifest import Submission
+from slurm.queue import QueuedJob
+from slurm.status import sweep_status
 
 JOB = {"job": "5_0", "restart": 1}
 
@@ -85,6 +90,25 @@ def test_killed_ranks_are_written_down_and_counted(job, capsys):
     assert "not queued again" in capsys.readouterr().out
     lines = (sweep / submission.logs / "attempts.jsonl").read_text().splitlines()
     assert [json.loads(line)["outcome"] for line in lines] == ["failed", "failed"]
+
+
+def test_ranks_that_never_met_say_why(job, capsys, monkeypatch):
+    """Without a record; srun's exit status is that of the ranks that were terminated for the failed one."""
+    sweep, submission = job
+    shutil.rmtree(sweep / "r")
+    work = TrainingJob(submission.config, str(sweep / ".jobs" / "meetings" / "a"), None, 1)
+    (sweep / submission.logs).mkdir(parents=True)
+    work._leave_word(1, RuntimeError("no such network interface"))
+    work._leave_word(0, RuntimeError("rank 1 is gone"))  # the first one is the cause
+    assert main([str(sweep), "5_0", "143"]) == 0
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    work._leave_word(0, ConfigError("no"))
+    assert main([str(sweep), "5_0", "143"]) == 75  # a mistake is not tried again
+    (row,) = sweep_status(sweep, {"5_0": QueuedJob("FAILED", "NonZeroExitCode", "node0")})
+    assert (row.state, row.reason) == ("failed", "failed: ConfigError: no")
+    lines = [json.loads(line) for line in (sweep / submission.logs / "attempts.jsonl").read_text().splitlines()]
+    assert [line["outcome"] for line in lines] == ["failed", "failed"]
+    assert lines[0]["reason"] == "failed: RuntimeError: no such network interface"
 
 
 def test_a_finished_run_is_left_alone(job):

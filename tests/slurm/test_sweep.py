@@ -176,6 +176,27 @@ def test_a_sweep_after_another(tmp_path, slurm_in_process, warm_python):
         launcher.resubmit(never, {"cancelled"})
 
 
+def test_ranks_that_do_not_meet_end_soon_and_say_why(tmp_path, slurm_in_process, warm_python):
+    python = tmp_path / "python"  # whose second rank hangs where it would import
+    hangs = '[ "$SLURM_PROCID" = 1 ] && [ -z "${*##*submitit*}" ] && exec sleep 600'
+    python.write_text(f'#!/bin/sh\n{hangs}\nexec {warm_python} "$@"\n')
+    python.chmod(0o755)
+    small = (*TINY, "schedule=dkfac", "site=local_cluster", "tasks_per_node=1", "site.retries=0")
+    found = {}
+    for name, *site in (
+        ("interface", f"site.python='{warm_python}'", "site.interface=ib9"),
+        ("absent", f"site.python={python}", "site.start_timeout_s=3"),
+    ):
+        submissions = launcher.submit(tmp_path / name, [compose(tmp_path, *small, f"sweep={name}", *site)])
+        found[name] = (tmp_path / name, submissions)
+    rows = {name: launcher.wait(*sweep)[0] for name, sweep in found.items()}
+    assert {row.state for row in rows.values()} == {"failed"}
+    assert "site.interface=ib9: " in rows["interface"].reason
+    assert "of 2 ranks these did not come within 3 s: 1." in rows["absent"].reason
+    job = rows["absent"].job_id
+    assert "Restarts=0" in scontrol("show", "job", job)  # no retries, also where srun tells of the terminated rank
+
+
 def test_a_hundred_tiny_jobs_in_one_array(tmp_path, slurm_in_process, warm_python):
     one_rank = tuple(line for line in TINY if not line.startswith(("world_size", "iterations")))
     small = (*one_rank, "iterations=1", "schedule=sgd", "timeline.count=0", "sweep=s", "site=local_cluster")
