@@ -16,7 +16,7 @@ COLORS = 8
 """How many line colours the page defines, ``--c0`` and on."""
 POINTS = 160
 """A longer line is averaged down to so many points."""
-TEXT_PX, LINE_PX = 12, 1.8
+TEXT_PX, LINE_PX, STRIPE_PX = 12, 1.8, 2.8
 LANE_PX, RANK_GAP_PX = 16, 6
 
 
@@ -89,7 +89,7 @@ def line_chart(
         path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in points)
         # Lines that lie on one another, as those of schedules that compute the same, show as stripes.
         covering = sum(list(other.points) == list(line.points) for other in lines[number + 1 :])
-        width_px = LINE_PX * (1 + min(covering, 3))
+        width_px = LINE_PX + STRIPE_PX * min(covering, 3)
         style = f"stroke:var(--c{line.color % COLORS});stroke-width:{width_px:.1f}"
         style += ";stroke-dasharray:5 4" if line.dashed else ""
         parts.append(

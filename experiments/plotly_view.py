@@ -9,7 +9,7 @@ from experiments.timeline_view import LANES, rank_name
 from kfac.timeline import KIND_COLORS, KINDS, OTHER, Timeline
 
 ROW_PX = 26
-MARGIN_PX = 140
+MARGIN_PX = 150
 
 
 def timeline_figure(timelines: Mapping[str, Timeline], title: str = "") -> dict[str, Any]:
@@ -37,10 +37,9 @@ def timeline_figure(timelines: Mapping[str, Timeline], title: str = "") -> dict[
     layout = {
         "title": {"text": title},
         "barmode": "overlay",
-        "xaxis": {"title": {"text": "milliseconds from the start of the iteration"}, "rangemode": "tozero"},
+        "xaxis": {"ticksuffix": " ms", "rangemode": "tozero"},  # a title would lie under the legend
         "yaxis": {"autorange": "reversed", "type": "multicategory"},
-        "legend": {"orientation": "h"},
-        "height": MARGIN_PX + ROW_PX * len(rows),
+        **_frame(len(rows)),
     }
     return {"data": data, "layout": layout}
 
@@ -68,9 +67,9 @@ def breakdown_figure(breakdowns_s: Mapping[str, Mapping[str, float]], title: str
     layout = {
         "title": {"text": title},
         "barmode": "stack",
-        "xaxis": {"title": {"text": "exposed milliseconds per iteration"}},
+        "xaxis": {"ticksuffix": " ms"},
         "yaxis": {"autorange": "reversed"},
-        "height": MARGIN_PX + ROW_PX * len(names),
+        **_frame(len(names)),
     }
     return {"data": data, "layout": layout}
 
@@ -86,8 +85,15 @@ def _bars(kind: str, bars: Sequence[tuple[str, str, float, float, str]]) -> dict
         "text": [bar[4] for bar in bars],
         "textposition": "none",
         "hovertemplate": "%{text}: %{x:.3f} ms from %{base:.3f} ms",
-        "marker": {"color": KIND_COLORS[kind]},
+        "marker": {"color": KIND_COLORS[kind], "line": {"width": 0}},  # a frame would hide the short ones
     }
+
+
+def _frame(rows: int) -> dict[str, Any]:
+    below = {"xref": "container", "x": 0.02, "yref": "container", "y": 0.02, "yanchor": "bottom"}
+    legend = {"orientation": "h", "traceorder": "normal", **below}
+    margin = {"t": 60, "b": MARGIN_PX - 60, "l": 10, "r": 30}
+    return {"legend": legend, "margin": margin, "height": MARGIN_PX + ROW_PX * rows}
 
 
 def _transposed(rows: Sequence[tuple[str, str]]) -> list[list[str]]:

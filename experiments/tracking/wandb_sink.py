@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.plotly_view import timeline_figure
+from experiments.plotly_view import breakdown_figure, timeline_figure
 from experiments.records import FINISHED, INTERRUPTED, write_json, write_text
 from experiments.redaction import masked_process
 from experiments.timeline_view import page_text
@@ -129,6 +129,8 @@ class WandbSink:
         views = _views(recorded)
         figure = go.Figure(timeline_figure(views, recorded.title))
         media = {"timeline": figure, "timeline_page": wandb.Html(page_text(views, recorded.title), inject=False)}
+        shares = {name: view.breakdown_s() for name, view in views.items()}
+        media["breakdown_bars"] = go.Figure(breakdown_figure(shares, f"{recorded.title}: exposed time"))
         self._run.log({"iter": recorded.iteration, **time_shares(recorded.measured), **media})
         folder = self._facts.path / "wandb" / "traces"
         path = folder / f"iter{recorded.iteration:06d}.pt.trace.json"

@@ -54,7 +54,7 @@ def test_curves_that_lie_on_one_another_are_named_and_show_as_stripes(tmp_path, 
     assert "The losses of spdkfac, dkfac are equal to the last bit" in page or "The losses of dkfac, spdkfac" in page
     same, other = [(0, 1), (1, 2)], [(0, 1), (1, 3)]
     chart = line_chart([Line("a", 0, same), Line("b", 1, other), Line("c", 2, same)], "x", "y")
-    assert [float(width) for width in re.findall(r"stroke-width:([\d.]+)", chart)] == [3.6, 1.8, 1.8]
+    assert [float(width) for width in re.findall(r"stroke-width:([\d.]+)", chart)] == [4.6, 1.8, 1.8]
 
 
 def test_curves_that_differ_are_not_called_equal(tmp_path, pair):

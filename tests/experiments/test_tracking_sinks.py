@@ -52,6 +52,10 @@ def test_an_offline_run_of_wandb_holds_what_the_record_holds(tmp_path, wandb_cli
     assert kinds == {"plotly-file": "html-file"}
     panel = json.loads((folder / "files" / shares[3]["timeline.path"]).read_text())
     assert {bar["name"] for bar in panel["data"] if "name" in bar} >= {"FF", "FactorComm", "InverseComp"}
+    bars = json.loads((folder / "files" / shares[3]["breakdown_bars.path"]).read_text())
+    forward = next(bar for bar in bars["data"] if bar["name"] == "FF")
+    assert forward["y"] == ["measured", "simulated"]
+    assert forward["x"][0] == pytest.approx(1.0)  # milliseconds
     page = (folder / "files" / shares[3]["timeline_page.path"]).read_text()
     assert '"name":"simulated"' in page
     traces = [name for name in found.artifacts if name.startswith("trace-")]
