@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from kfac.communication import Communicator
 from kfac.config import options_at
 from kfac.curvature.scaling import factor_scale
@@ -46,45 +48,73 @@ class RunningAverages:
         self._ranks = 1 if plan.schedule.factor_collective == "none" else communicator.world_size
         self._recorder = recorder
         self._warned, self._correction = warned, correction
+        self.begin()
 
-    def update(self, received: Received, step: int) -> None:
-        """Add a step's sums over all ranks; collective with corrected eigenvalues. Nothing received: nothing changes.
+    def begin(self) -> None:
+        """Start a step."""
+        self._counts: dict[int, float] = {}
+        self._former: dict[int, tuple[Tensor | None, float | None, float]] = {}
+        self._scales: list[float | None] = [None] * len(self._layers)
 
-        The sums are taken out of ``received``, so that their memory is free again.
+    def add(self, received: Received, step: int) -> None:
+        """Add sums over all ranks, which have arrived in a step: :meth:`settle` or :meth:`undo` follows.
+
+        They are taken out of ``received``, so that their memory is not held any longer.
+        """
+        decays = self._decays(step)
+        with self._recorder.span("FactorComp", "running averages"):
+            for i in sorted(received):
+                sums = received.pop(i)
+                self._counts[i] = sums.count
+                if sums.count == 0:
+                    continue
+                self._former[i] = self._factors[i].statistics
+                options, side = self._layers[i // 2].config, self._plan.factors[i].side
+                scale = factor_scale(options.scaling, side, sums.count, self._ranks, options.loss_reduction)
+                identity = options.average_from == "identity"
+                self._factors[i].update(sums.total, scale, decays[i // 2], identity, sums.trace)
+                if side == "G":
+                    self._scales[i // 2] = scale
+
+    def settle(self, step: int) -> bool:
+        """End a step whose sums have all been added; collective with corrected eigenvalues.
+
+        Returns:
+            whether the averages are what :meth:`add` made of them: without any loss term they are as before.
 
         Raises:
             RuntimeError: if no layer has been used.
         """
-        if not received:
-            return
-        if all(sums.count == 0 for sums in received.values()):
+        if not self._counts:
+            return True
+        if not any(self._counts.values()):
             raise RuntimeError(
                 "step() without any statistics: no layer has seen a forward and a backward pass since the last step(). "
                 "Where torch.compile has been at work, give KFAC the compiled model, or make it before the first call"
             )
-        if not any(received[i].count for i in received if self._plan.factors[i].side == "G"):
+        if not any(count for i, count in self._counts.items() if self._plan.factors[i].side == "G"):
             self._warn(
                 "loss terms",
                 "no target of a step counts as a loss term (all equal ignore_index): its statistics are left out",
             )
-            received.clear()
-            return
-        decays = options_at([layer.config for layer in self._layers], "factor_decay", step)
-        scales: list[float | None] = [None] * len(self._layers)
-        with self._recorder.span("FactorComp", "running averages"):
-            for i in sorted(received):
-                sums = received.pop(i)
-                layer, side = self._layers[i // 2], self._plan.factors[i].side
-                if sums.count == 0:
-                    self._warn_unused(layer.name)
-                    continue
-                options = layer.config
-                scale = factor_scale(options.scaling, side, sums.count, self._ranks, options.loss_reduction)
-                identity = options.average_from == "identity"
-                self._factors[i].update(sums.total, scale, decays[i // 2], identity, sums.trace)
-                scales[i // 2] = scale if side == "G" else None  # G comes last
+            self.undo()
+            return False
+        for i, count in self._counts.items():
+            if not count:
+                self._warn_unused(self._layers[i // 2].name)
         if self._correction:
-            self._correction.update(scales, decays)
+            self._correction.update(self._scales, self._decays(step))
+        self.begin()
+        return True
+
+    def undo(self) -> None:
+        """Make the averages what they were when the step began."""
+        for i, statistics in self._former.items():
+            self._factors[i].statistics = statistics
+        self.begin()
+
+    def _decays(self, step: int) -> list[float]:
+        return options_at([layer.config for layer in self._layers], "factor_decay", step)
 
     def _warn_unused(self, name: str) -> None:
         self._warn(

@@ -59,6 +59,7 @@ class FactorExchange:
         self._local_sums: list[tuple[tuple[int, ...], Tensor]] = []
         self._local: dict[int, tuple[float | Tensor, Tensor]] = {}
         self._kept: dict[int, Tensor] = {}
+        self._bad: set[int] = set()
 
     def _parts(self, items: Sequence[int], buffer: Tensor) -> tuple[list[Tensor], Tensor]:
         """Views of a message's triangles and of its counts."""
@@ -118,12 +119,11 @@ class FactorExchange:
     def local(self) -> Received:
         """The sums of this process alone, as ``[blocks, dim, dim]``; a factor without a statistic is zero."""
         taken = [self._collector.take(spec.side, i // 2) for i, spec in enumerate(self._plan.factors)]
-        counts = _row([count for _, count in taken], self._like).tolist()
         totals = [
             self._like.new_zeros(spec.blocks, spec.dim, spec.dim) if total is None else total
             for spec, (total, _) in zip(self._plan.factors, taken, strict=True)
         ]
-        return {i: Sums(total, count) for i, (total, count) in enumerate(zip(totals, counts, strict=True))}
+        return self._checked(range(len(totals)), totals, _row([count for _, count in taken], self._like))
 
     def unpack(self, messages: Sequence[tuple[Message, Tensor]], summary: Tensor | None = None) -> Received:
         """The factors of summed messages and, where there is one, of the summed summary; waits once for the device."""
@@ -131,10 +131,20 @@ class FactorExchange:
             return self._summarised(messages, summary)
         if not messages:
             return {}
-        samples = torch.cat([self._parts(message.items, buffer)[1] for message, buffer in messages]).tolist()
+        counts = torch.cat([self._parts(message.items, buffer)[1] for message, buffer in messages])
         items = [i for message, _ in messages for i in message.items]
         triangles = [t for message, buffer in messages for t in self._parts(message.items, buffer)[0]]
-        return {i: Sums(t, n) for i, t, n in zip(items, triangles, samples, strict=True)}
+        return self._checked(items, triangles, counts)
+
+    def _checked(self, items: Sequence[int], totals: Sequence[Tensor], counts: Tensor) -> Received:
+        """Sums and their counts, having noted which are not finite."""
+        sums = torch.stack([total.sum() for total in totals])
+        numbers = torch.cat([counts.to(sums), sums]).tolist()
+        for i, total, checksum in zip(items, totals, numbers[len(items) :], strict=True):
+            # Finite entries may have a sum that overflows.
+            if not math.isfinite(checksum) and not bool(torch.isfinite(total).all()):
+                self._bad.add(i)
+        return {i: Sums(total, n) for i, total, n in zip(items, totals, numbers, strict=False)}
 
     def _summarised(self, messages: Sequence[tuple[Message, Tensor]], summary: Tensor) -> Received:
         totals = self._kept
@@ -144,26 +154,22 @@ class FactorExchange:
                 totals.update(zip(message.items, triangles, strict=True))
         numbers = summary.tolist()
         count = len(self._plan.factors)
+        self._bad.update(i for i in range(count) if not math.isfinite(numbers[count + i]))
         return {i: Sums(totals.pop(i, None), numbers[i], numbers[count + i]) for i in range(count)}
 
-    def fault(self, received: Received) -> str | None:
-        """What is not finite and on which ranks it came up, or None; collective where it is not None.
+    def fault(self) -> str | None:
+        """What of the step's sums is not finite and on which ranks it came up, or None; collective where it is not
+        None.
 
         All ranks hold the same sums, so that they agree on whether there is a fault.
         """
-        if not received:
+        bad = self._bad
+        if not bad:
             return None
         if self._plan.summarised:
-            bad = {i for i, sums in received.items() if sums.trace is not None and not math.isfinite(sums.trace)}
             locally = [self._local[i][1] for i in bad if i in self._local]
         else:
-            totals = {i: sums.total for i, sums in received.items() if sums.total is not None}
-            if bool(torch.isfinite(torch.stack([total.sum() for total in totals.values()])).all()):
-                return None
-            bad = {i for i, total in totals.items() if not bool(torch.isfinite(total).all())}
             locally = [total for items, total in self._local_sums if bad.intersection(items)]
-        if not bad:
-            return None  # finite entries whose sum overflows
         alone = self._communicator.world_size == 1
         guilty = alone or any(not bool(torch.isfinite(total)) for total in locally)
         ranks = [rank for rank, flag in enumerate(self._communicator.all_gather_object(guilty)) if flag]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from kfac.arrivals import Arrivals
 from kfac.averages import RunningAverages
 from kfac.collection import StatisticsCollector
 from kfac.communication import Communicator, Work
 from kfac.config import KFACConfig
 from kfac.ekfac import EigenvalueCorrection
-from kfac.exchange import FactorExchange, Received
+from kfac.exchange import FactorExchange
 from kfac.factors import FactorState
 from kfac.fisher_context import FisherContext
 from kfac.gradients import GradientAverager, GradientsRead
@@ -72,6 +73,7 @@ class Execution:
         self._local = plan.schedule.factor_collective == "none" and not self._alone
         self._guards = Guards(warned)
         self._queue = MessageQueue(communicator, recorder, self._pack)
+        self._inversions: Inversions | None = None
         self._correction: EigenvalueCorrection | None = None
         self._collector: StatisticsCollector | None = None
         self._averager: GradientAverager | None = None
@@ -114,6 +116,7 @@ class Execution:
         """Start a step, in which statistics are collected or not, and factors inverted or not."""
         collecting = collecting and self._collector is not None
         self._guards.begin()
+        self._inversions = None
         if self._collector:
             self._collector.begin(collecting)
         if self._correction:
@@ -143,11 +146,19 @@ class Execution:
             if part:
                 part.close()
 
-    def receive(self) -> Received:
-        """End the passes, send what has not left and wait for all: gradients are averaged in place, sums returned.
+    def receive(self, step: int, inverting: bool, strength: float) -> None:
+        """End the passes, send what has not left and wait for all: gradients and running averages are then up to date.
+
+        Where the Plan says so, inversions begin meanwhile.
+
+        Args:
+            step: at which numbers that vary in training hold.
+            inverting: whether factors are inverted.
+            strength: multiplies every layer's damping.
 
         Raises:
-            RuntimeError: if passes do not match, or gradients were changed after they were sent.
+            RuntimeError: if passes do not match, or gradients were changed after they were sent; averages are then as
+                before.
         """
         self._guards.check_order()
         self.fisher.require()
@@ -155,39 +166,99 @@ class Execution:
             self._collector.finish()
         self._queue.flush()
         summary = self._summarise()
-        factors: list[tuple[Message, Tensor]] = []
-        for message, buffer in self._queue.receive():
-            if message.kind == "gradient":
-                assert self._averager is not None
-                self._averager.unpack(message.items, buffer)
-            else:
-                factors.append((message, buffer))
-        if self._alone and self.exchange and self._collector and self._collector.collecting:
-            return self.exchange.local()
-        if summary is not None:
-            summary[1].wait()
-        return self.exchange.unpack(factors, summary and summary[0]) if self.exchange else {}
+        exchange = None if self._alone else self.exchange  # sums stay where they are
+        arrivals = Arrivals(self._queue, exchange, self.averages, self._unpack_gradients, step)
+        try:
+            if inverting and self._starts_early:
+                self._invert(step, strength, arrivals)
+            arrivals.rest(summary)
+        except Exception:
+            self.undo()
+            raise
+        if self._alone and self.exchange and self.averages and self._collecting:
+            self.averages.add(self.exchange.local(), step)
+
+    @property
+    def _collecting(self) -> bool:
+        return self._collector is not None and self._collector.collecting
+
+    @property
+    def _starts_early(self) -> bool:
+        """Whether inversions begin before all messages have arrived: not before every factor was known once, as a layer
+        that has statistics for the first time is inverted with the others.
+        """
+        wanted = self._plan.schedule.inverse_start == "as_ready" and not self._alone
+        return wanted and self._collecting and all(factor.known for factor in self.factors)
+
+    def _unpack_gradients(self, items: tuple[int, ...], buffer: Tensor) -> None:
+        assert self._averager is not None
+        self._averager.unpack(items, buffer)
+
+    def _invert(self, step: int, strength: float, arrivals: Arrivals | None = None) -> None:
+        """Begin to invert the factors, each when its layer's have arrived."""
+        interval = self._config.at("inverse_interval", step)
+        damping = self._damping(step, strength, arrivals)
+        ranks = self._plan, self._communicator, self._recorder
+        self._inversions = Inversions(self.layers, self.factors, damping, interval, *ranks)
+        self._inversions.start()
+
+    def _damping(self, step: int, strength: float, arrivals: Arrivals | None) -> Callable[[int], float]:
+        known: list[float | None] = [None] * len(self.factors)
+        if arrivals is None:
+            known = dampings(self.layers, self.factors, step, strength)
+
+        def damping(i: int) -> float:
+            pair = slice(i & ~1, (i & ~1) + 2)
+            if arrivals is not None and known[i] is None:
+                arrivals.until(range(pair.start, pair.stop))
+                known[pair] = dampings([self.layers[i // 2]], self.factors[pair], step, strength)
+            value = known[i]
+            assert value is not None
+            return value
+
+        return damping
+
+    def settle(self, step: int) -> None:
+        """The step counts: its statistics stay in the running averages; collective with corrected eigenvalues.
+
+        Raises:
+            RuntimeError: if no layer has been used.
+        """
+        assert self.averages is not None
+        try:
+            counts = self.averages.settle(step)
+        except Exception:
+            self.undo()
+            raise
+        if not counts:
+            self._abandon_inversions()
+
+    def undo(self) -> None:
+        """The step does not count: running averages and inverses are as before; collective where inversions began."""
+        self._abandon_inversions()
+        if self.averages:
+            self.averages.undo()
+
+    def _abandon_inversions(self) -> None:
+        inversions, self._inversions = self._inversions, None
+        if inversions:
+            inversions.abandon()
 
     def precondition(self, access: GradientAccess, step: int, inverting: bool, strength: float) -> None:
         """Invert the factors, if that is due, and replace the gradients by preconditioned ones; collective.
 
         Args:
             access: where gradients are.
-            step: at which numbers that vary in training hold.
-            inverting: whether factors are inverted.
-            strength: multiplies every layer's damping.
+            step, inverting, strength: as in :meth:`receive`.
 
         Raises:
-            FactorInversionError: on every rank; everything is then as before.
+            FactorInversionError: on every rank; inverses are then as before.
         """
-        ranks = self._plan, self._communicator, self._recorder
-        inversions: Inversions | None = None
-        if inverting:
-            damping = dampings(self.layers, self.factors, step, strength)
-            interval = self._config.at("inverse_interval", step)
-            inversions = Inversions(self.layers, self.factors, damping, interval, *ranks)
+        if inverting and self._inversions is None:
+            self._invert(step, strength)
+        inversions = self._inversions
         kl_clip = self._config.at("kl_clip", step)
-        parts = self.layers, self.factors, access, *ranks
+        parts = self.layers, self.factors, access, self._plan, self._communicator, self._recorder
         try:
             precondition_gradients(*parts, step=step, kl_clip=kl_clip, strength=strength, inversions=inversions)
         except FactorInversionError:
@@ -197,7 +268,7 @@ class Execution:
 
     def _summarise(self) -> tuple[Tensor, Work] | None:
         """Send what every rank must know of the factors, where their messages do not say it."""
-        if not (self._plan.summarised and self.exchange and self._collector and self._collector.collecting):
+        if not (self._plan.summarised and self.exchange and self._collecting):
             return None
         with self._recorder.span("FactorComp", "summary"):
             buffer = self.exchange.summary()
@@ -214,12 +285,11 @@ class Execution:
             self._collector.discard()
 
     def fault(
-        self, received: Received, model: nn.Module, parameters: Sequence[nn.Parameter], access: GradientAccess
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], access: GradientAccess
     ) -> tuple[str | None, GradientAccess]:
         """What is not finite among a step's statistics, or among its gradients where it has none, or None.
 
         Args:
-            received: the sums.
             model: knows the parameters' names.
             parameters: with gradients, averaged ones.
             access: where they are.
@@ -229,8 +299,8 @@ class Execution:
         """
         assert self.exchange is not None
         # A scaler asks for finite gradients itself; a rank that computes no statistics may have gradients that are not.
-        fault = self.exchange.fault(received)
-        if self._loss_scale.enabled or fault is not None or (received and not self._local):
+        fault = self.exchange.fault()
+        if self._loss_scale.enabled or fault is not None or (self._collecting and not self._local):
             return fault, access
         read = GradientsRead(access, parameters)
         known = self._averager is not None or self._alone

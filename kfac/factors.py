@@ -74,6 +74,15 @@ class FactorState:
     def solution(self, parts: tuple[Any, ...]) -> None:
         self.inverse, self.upper, self.vectors, self.values, self.corrected, self.solved_elsewhere = parts
 
+    @property
+    def statistics(self) -> tuple[Tensor | None, float | None, float]:
+        """What :meth:`update` changes, to be set again; it leaves these tensors as they are."""
+        return self.average, self.trace, self.weight
+
+    @statistics.setter
+    def statistics(self, parts: tuple[Tensor | None, float | None, float]) -> None:
+        self.average, self.trace, self.weight = parts
+
     def keep(self, *, average: bool, solution: bool, trace: bool) -> None:
         """Keep of what every rank has only what this one needs: the average, what was made of it, a trace beside it."""
         if not trace:
@@ -105,7 +114,7 @@ class FactorState:
         """``M <- decay M + (1 - decay) scale total``.
 
         Args:
-            total: a sum in the average's form; None: only another rank has it.
+            total: a sum in the average's form, which becomes the average; None: only another rank has it.
             scale, decay: as above.
             from_identity: whether the average starts from the identity, not from zero.
             trace: of the sum, where the average's is kept beside it.
@@ -114,17 +123,17 @@ class FactorState:
             self.weight = 1.0
         if trace is not None:
             start = float(self.shape.rows) if from_identity else 0.0
-            before = start if self.trace is None else self.trace
-            self.trace = decay * before + (1.0 - decay) * scale * trace
+            former = start if self.trace is None else self.trace
+            self.trace = decay * former + (1.0 - decay) * scale * trace
         self.weight = decay * self.weight + (1.0 - decay)
         if total is None:
             return
-        if self.average is None:
-            self.average = torch.zeros_like(total)
-            if from_identity:
-                eyes = self.shape.identity(total)
-                self.average = self.pack(eyes) if self.packed else eyes
-        self.average.mul_(decay).add_(total, alpha=(1.0 - decay) * scale)
+        before = self.average
+        if before is None and from_identity:
+            eyes = self.shape.identity(total)
+            before = self.pack(eyes) if self.packed else eyes
+        total.mul_((1.0 - decay) * scale)
+        self.average = total if before is None else total.add_(before, alpha=decay)
 
     def mean_eigenvalue(self) -> Tensor | float:
         """The trace over the number of rows; as a 0-dim tensor, unless the trace is kept."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -51,8 +51,8 @@ class Inversions:
 
     Args:
         layers: in the Plan's order.
-        factors: A and G of each layer in turn.
-        dampings: of each factor; None: left alone.
+        factors: A and G of each layer in turn; those of layers without statistics are left alone.
+        damping: of a factor that is to be inverted now.
         interval: steps until the next phase.
         plan, communicator, recorder: who inverts what, the ranks, and what records the work.
 
@@ -64,15 +64,15 @@ class Inversions:
         self,
         layers: Sequence[KFACLayer],
         factors: Sequence[FactorState],
-        dampings: Sequence[float | None],
+        damping: Callable[[int], float],
         interval: int,
         plan: Plan,
         communicator: Communicator,
         recorder: Recorder,
     ) -> None:
-        self._factors, self._dampings, self._plan = factors, dampings, plan
+        self._factors, self._damping, self._plan = factors, damping, plan
         self._communicator, self._recorder = communicator, recorder
-        due = [i for i in plan.inverse_sequence if dampings[i] is not None]
+        due = [i for i in plan.inverse_sequence if factors[i].known and factors[i ^ 1].known]
         self._methods = {i: method_for(layers[i // 2].config, factors[i], interval) for i in due}
         self._shared = [i for i in due if plan.solution_holder(i) is None]
         self._former: dict[int, tuple[Any, ...]] = {}
@@ -114,14 +114,18 @@ class Inversions:
         for i in self._shared:
             self._methods[i].store(self._factors[i], self._parts.pop(i))
 
+    def abandon(self) -> None:
+        """Give up what has been started: wait for what has left, keep nothing."""
+        self._traffic.receive({})
+        self.undo()
+
     def undo(self) -> None:
         """Make everything as it was before."""
         for i, solution in self._former.items():
             self._factors[i].solution = solution
 
     def _solve(self, i: int) -> Parts | None:
-        damping = self._dampings[i]
-        assert damping is not None
+        damping = self._damping(i)
         with self._recorder.span("InverseComp", f"invert {_label(self._plan, i)}"):
             return self._methods[i].solve(self._factors[i], damping)
 

@@ -246,18 +246,20 @@ class KFAC(BoundToModel):
     def _step(self) -> bool:
         """Whether there was a step: not where gradients overflowed under a loss scale."""
         scaled = self._loss_scale.gradients_are_scaled(self._average_gradients)
-        received = self._execution.receive()
+        self._execution.receive(self.steps, self._inverses_due(), self.damping_strength)
         if self._execution.averages is None:
             return True
-        fault, access = self._execution.fault(received, self._model, self._trainable, self._gradients)
+        fault, access = self._execution.fault(self._model, self._trainable, self._gradients)
         if overflowed(fault, self._trainable, self._loss_scale, scaled):
             self.skipped_steps += 1
+            self._execution.undo()
             return False
         if fault is not None:
+            self._execution.undo()
             refuse(f"step {self.steps}: {fault}", self.config.nonfinite, self._trainable)
             self.skipped_steps += 1
             return True
-        self._execution.averages.update(received, self.steps)
+        self._execution.settle(self.steps)
         if scaled:
             access = ScaledGradients(access, self._loss_scale.inverse(self._device))
         if self._adaptation:

@@ -42,7 +42,7 @@ def precondition_gradients(
         step: at which the learning rates (of the KL clip) and dampings hold.
         kl_clip: the bound of the KL clip, or None for ``nu = 1``.
         strength: multiplies every layer's damping.
-        inversions: in a step in which factors are inverted: a phase that has not begun.
+        inversions: in a step in which factors are inverted: a phase that has been started.
 
     Raises:
         FactorInversionError: on every rank, if a factor could not be inverted; gradients are as before then.
@@ -64,8 +64,6 @@ def precondition_gradients(
         products[k] = torch.dot(result.flatten(), gradient.flatten()) * rates[k] ** 2
         preconditioned[k] = result
 
-    if inversions:
-        inversions.start()
     owned = OwnedGradients(plan, communicator, recorder, factors[0].like, inversions)
     owned.send(gradient_of, solve)
     if inversions:

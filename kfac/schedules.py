@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
+from kfac.planning.arrivals import plan_arrivals
 from kfac.planning.messages import plan_messages
 from kfac.planning.ownership import Ownership, plan_ownership
 from kfac.planning.plan import FactorSpec, Plan, factors_of
@@ -117,7 +119,12 @@ def _plan(
     schedule: ScheduleConfig, model: ModelProfile, cluster: ClusterProfile, ownership: Ownership | None = None
 ) -> Plan:
     factors = _factors(schedule, model)
-    ownership = ownership or plan_ownership(schedule, model, factors, cluster)
+    if ownership is None:
+        arrivals = None
+        if schedule.inverse_start == "as_ready" and schedule.curvature:
+            messages = plan_messages(schedule, model, factors, cluster)
+            arrivals = plan_arrivals(messages, factors, model, cluster.all_reduce)
+        ownership = plan_ownership(schedule, model, factors, cluster, arrivals)
     return Plan(
         schedule=schedule,
         world_size=cluster.world_size,
@@ -161,12 +168,12 @@ def search(
 ) -> Search:
     """The fastest plan over the switches that do not change the mathematics.
 
-    Inversions begin when all messages have arrived, so the switches of all-reduced messages and those of what follows
-    can be chosen one after the other without losing anything: the former by simulation with inversions that every rank
-    does (the smallest task graph), the latter by simulating what follows. Which sums can go to one rank depends on the
-    owners: that is simulated as a whole for the quickest choices of owners. So are the named schedules and ``others``,
-    and whatever differs in one switch from the fastest so far, until nothing is faster. Of equally fast ones the first
-    is taken.
+    Where inversions begin when all messages have arrived, the switches of all-reduced messages and those of what
+    follows can be chosen one after the other without losing anything: the former by simulation with inversions that
+    every rank does (the smallest task graph), the latter by simulating what follows. Where inversions begin as sums
+    arrive, or sums go to one rank, which depends on the owners, messages and inversions are simulated together, for the
+    quickest choices of owners. So are the named schedules and ``others``, and whatever differs in one switch from the
+    fastest so far, until nothing is faster. Of equally fast ones the first is taken.
 
     Args:
         fixed: switches that are given; the others are free.
@@ -188,7 +195,7 @@ def search(
         free = {key: values for key, values in switches.items() if key not in fixed}
         for values in product(*free.values()):
             chosen = {**schedule.to_dict(), **dict(zip(free, values, strict=True))}
-            if chosen["placement"] != "non_dist" or chosen["gradient_worker_fraction"] == 1:
+            with suppress(ValueError):  # switches that exclude each other
                 yield ScheduleConfig.from_dict(chosen)
 
     def message_time_s(schedule: ScheduleConfig) -> float:
@@ -209,14 +216,24 @@ def search(
 
     quickest = sorted(owners, key=lambda schedule: second_order_s(owners[schedule], schedule.inverse_broadcast))
     best = min(variants(base, _MESSAGES), key=message_time_s)
-    candidates: list[tuple[ScheduleConfig, Ownership]] = []
+    candidates: list[tuple[ScheduleConfig, Ownership | None]] = []
     if fixed.get("factor_collective", "all_reduce") == "all_reduce":
         candidates.append((switched(quickest[0], best, "all_reduce"), owners[quickest[0]]))
-    for collective in ("reduce_to_owner", "none"):
+    further = _with_different_owners(quickest, owners)[:FURTHER]
+    all_reduced = {"factor_collective": "all_reduce", "message_dtype": "full", "inverse_start": "as_ready"}
+    if all(fixed.get(key, value) == value for key, value in all_reduced.items()) and cluster.world_size > 1:
+        early = [*further, replace(best, placement="optimized"), replace(best, placement="non_dist")]
+        candidates += [
+            (replace(switched(schedule, messages, "all_reduce"), inverse_start="as_ready"), None)
+            for schedule in early
+            if _has(schedule, {**fixed, "inverse_start": schedule.inverse_start})
+            for messages in variants(best, {"fusion": _MESSAGES["fusion"]})
+        ]
+    for collective in ("reduce_to_owner", "none") if base.inverse_start == "after_all" else ():
         if fixed.get("factor_collective", "reduce_to_owner") == collective:
             candidates += [
                 (switched(schedule, messages, collective), owners[schedule])
-                for schedule in _with_different_owners(quickest, owners)[:FURTHER]
+                for schedule in further
                 for messages in variants(best, {"fusion": _MESSAGES["fusion"]})
             ]
     plans = [_plan(schedule, model, cluster, ownership) for schedule, ownership in candidates]
@@ -276,4 +293,9 @@ _OWNERS: dict[str, tuple[Any, ...]] = {
     "inverse_fusion": ("none", "planned", "owner"),
     "gradient_worker_fraction": (1.0, 0.5, 0.0),
 }
-_SWITCHES = {**_MESSAGES, **_OWNERS, "factor_collective": ("all_reduce", "reduce_to_owner")}
+_SWITCHES: dict[str, tuple[Any, ...]] = {
+    **_MESSAGES,
+    **_OWNERS,
+    "inverse_start": ("after_all", "as_ready"),
+    "factor_collective": ("all_reduce", "reduce_to_owner"),
+}

@@ -34,26 +34,36 @@ def merged_family(families: Sequence[Family]) -> Family:
     return Family([ready for ready, _ in pairs], [elements for _, elements in pairs])
 
 
-def iteration_lower_bound_s(model: ModelProfile, cluster: ClusterProfile, *, time_limit_s: float = 30.0) -> float:
-    """Seconds that no plan can beat that sends factors (in full) and gradients by all-reduce, inverts when all have
-    arrived, broadcasts inverses one by one and preconditions on every rank. Plans that reduce factors to their owners,
-    or leave layers to one rank, send less, and may.
+def iteration_lower_bound_s(
+    model: ModelProfile,
+    cluster: ClusterProfile,
+    *,
+    inverse_start: str = "as_ready",
+    time_limit_s: float = 30.0,
+) -> float:
+    """Seconds that no plan can beat that sends factors (in full) and gradients by all-reduce, broadcasts inverses one
+    by one and preconditions on every rank. Plans that reduce factors to their owners, or leave layers to one rank, send
+    less, and may.
 
-    The earliest last arrival of all messages, even if a factor and a gradient might share one (exact where an
-    all-reduce takes a start-up time plus seconds per element), or the end of the backward pass if that is later; then
-    the bound on placements; then preconditioning on every rank and the update.
+    Preconditioning and the update come after the earliest last arrival of all messages, even if a factor and a gradient
+    might share one (exact where an all-reduce takes a start-up time plus seconds per element); and after the bound on
+    placements, which begins with the end of the backward pass or, where inversions wait for all messages, with that
+    arrival.
 
     Args:
         model: seconds of the layers' work.
         cluster: cost models and world size.
+        inverse_start: of the plans: ``after_all`` bounds those only that wait for all messages.
         time_limit_s: of the solver, as in :func:`~kfac.planning.placement_bound.placement_lower_bound_s`.
     """
     cluster = cluster.at(cluster.world_size)
     ready, elements = merged_family(list(message_families(model).values()))
     groups = plan_fusion(ready, elements, cluster.all_reduce, "optimal")
-    arrived = max(fusion_finish_s(groups, ready, elements, cluster.all_reduce), ready_times(model).backward_end_s)
+    backward_end = ready_times(model).backward_end_s
+    arrived = max(fusion_finish_s(groups, ready, elements, cluster.all_reduce), backward_end)
     # Diagonal factors take no placement: every rank inverts them, in no less than no time.
     sizes = [factor.size for factor in factors_of(model.layers) if factor.dim > 1]
     inverted = placement_lower_bound_s(sizes, cluster.world_size, cluster, time_limit_s=time_limit_s) if sizes else 0.0
     precondition = sum(layer.precondition_s for layer in model.layers if layer.has_factors)
-    return arrived + inverted + precondition + model.update_s
+    begin = arrived if inverse_start == "after_all" else backward_end
+    return max(begin + inverted, arrived) + precondition + model.update_s

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from kfac.planning.arrivals import Arrivals, in_order_of_arrival
 from kfac.planning.costs import Size, packed_elements
 from kfac.planning.family_fusion import OwnFamily, fuse_families
 from kfac.planning.layer_owners import place_layers
@@ -29,13 +30,17 @@ class Ownership(NamedTuple):
 
 
 def plan_ownership(
-    schedule: ScheduleConfig, model: ModelProfile, factors: Sequence[FactorSpec], cluster: ClusterProfile
+    schedule: ScheduleConfig,
+    model: ModelProfile,
+    factors: Sequence[FactorSpec],
+    cluster: ClusterProfile,
+    arrivals: Arrivals | None = None,
 ) -> Ownership:
     """Owners and order of everything after the factors' messages.
 
     Factors whose inverses are broadcast come first in the sequence, so that their broadcasts overlap with inversions
     whose results stay where they are. Diagonal factors have no owner, unless their layer has: no rank needs another's
-    reciprocals.
+    reciprocals. Where inversions begin before all factors have arrived, the order of ``arrivals`` goes before.
     """
     costs = InverseCosts.of([factor.size for factor in factors], cluster)
     private = _private_layers(schedule, factors, cluster.world_size)
@@ -44,13 +49,20 @@ def plan_ownership(
     diagonal = [i for i in shared if factors[i].dim == 1]
     placed = [i for i in shared if factors[i].dim > 1]
     sizes = [factors[i].size for i in placed]
-    placement = _placement(tuple(sizes), cluster, schedule.placement, schedule.lbp_rule)
+    channel_free_s = 0.0
+    if arrivals:  # seen from the moment at which a rank that inverts everything would have to begin to end as early
+        waiting_s = arrivals.waiting_s(costs.invert_s)
+        channel_free_s = max(0.0, arrivals.channel_free_s - waiting_s)
+    placement = _placement(tuple(sizes), cluster, schedule.placement, schedule.lbp_rule, channel_free_s)
     for i, rank in zip(placed, placement.owner, strict=True):
         owner[i] = rank
     if schedule.inverse_broadcast == "as_ready":
         order = [*diagonal, *(placed[k] for k in inverse_sequence(placement, sizes, cluster))]
     else:
         order = shared  # all inversions come first: only the owners matter
+    if arrivals:
+        share = {i: 1.0 if owner[i] is None else 1.0 / cluster.world_size for i in order}
+        order = list(in_order_of_arrival(order, arrivals.there_s, dict(enumerate(costs.invert_s)), share))
     load = _loads(owner, costs, cluster.world_size)
     covered = {layer.name: layer for layer in model.layers}
     layers = [covered[factors[i].layer] for i in range(0, len(factors), 2)]
@@ -67,14 +79,16 @@ def plan_ownership(
         if rank is not None:
             owner[2 * k] = owner[2 * k + 1] = rank
     sequence = (*order, *(i for i in range(len(factors)) if i // 2 in private))
-    inverses = _inverse_messages(schedule, owner, order, costs, factors, cluster)
+    inverses = _inverse_messages(schedule, owner, order, costs, factors, cluster, arrivals)
     return Ownership(tuple(owner), sequence, inverses, owned.owner, owned.messages)
 
 
 @lru_cache(maxsize=16)
-def _placement(sizes: tuple[Size, ...], cluster: ClusterProfile, rule: str, lbp_rule: str | int) -> Placement:
+def _placement(
+    sizes: tuple[Size, ...], cluster: ClusterProfile, rule: str, lbp_rule: str | int, channel_free_s: float
+) -> Placement:
     """Remembered, as schedules that differ in something else place the same factors."""
-    return plan_placement(sizes, cluster.world_size, cluster, rule, lbp_rule=lbp_rule)
+    return plan_placement(sizes, cluster.world_size, cluster, rule, lbp_rule=lbp_rule, channel_free_s=channel_free_s)
 
 
 def _private_layers(schedule: ScheduleConfig, factors: Sequence[FactorSpec], world_size: int) -> frozenset[int]:
@@ -112,6 +126,7 @@ def _inverse_messages(
     costs: InverseCosts,
     factors: Sequence[FactorSpec],
     cluster: ClusterProfile,
+    arrivals: Arrivals | None,
 ) -> Groups:
     """Groups of what is broadcast, in the order in which they leave."""
     sent = [i for i in order if owner[i] is not None]
@@ -122,7 +137,7 @@ def _inverse_messages(
         of_owner.setdefault(owner[i], []).append(i)
     groups = [tuple(items) for items in of_owner.values()]
     if schedule.inverse_fusion == "planned":
-        reached = _reached_s(owner, order, costs, late=schedule.inverse_broadcast == "after_all")
+        reached = _reached_s(owner, order, costs, arrivals, late=schedule.inverse_broadcast == "after_all")
         families = [
             OwnFamily([reached[i] for i in items], [packed_elements(factors[i].size) for i in items], cluster.broadcast)
             for items in of_owner.values()
@@ -134,17 +149,23 @@ def _inverse_messages(
 
 
 def _reached_s(
-    owner: Sequence[int | None], order: Sequence[int], costs: InverseCosts, *, late: bool
+    owner: Sequence[int | None],
+    order: Sequence[int],
+    costs: InverseCosts,
+    arrivals: Arrivals | None,
+    *,
+    late: bool,
 ) -> dict[int, float]:
     """When all ranks have reached each factor's broadcast, walking the sequence."""
+    there: Sequence[float] = arrivals.there_s if arrivals else [0.0] * len(owner)
     ranks = {rank: 0.0 for i in order if (rank := owner[i]) is not None}
     reached = {}
     for i in order:
         rank = owner[i]
         if rank is None:
-            ranks = {r: now + costs.invert_s[i] for r, now in ranks.items()}
+            ranks = {r: max(now, there[i]) + costs.invert_s[i] for r, now in ranks.items()}
             continue
-        ranks[rank] += costs.invert_s[i]
+        ranks[rank] = max(ranks[rank], there[i]) + costs.invert_s[i]
         reached[i] = max(ranks.values())
     end = max(ranks.values(), default=0.0)
     return dict.fromkeys(reached, end) if late else reached

@@ -38,6 +38,7 @@ def plan_placement(
     rule: str,
     *,
     lbp_rule: str | int = "cost",
+    channel_free_s: float = 0.0,
 ) -> Placement:
     """Place the inversions of factors of dimensions ``dims``.
 
@@ -52,6 +53,7 @@ def plan_placement(
             in the given order. ``optimized``: ours (:mod:`kfac.planning.placement_search`).
         lbp_rule: which factors are small for ``lbp``: ``cost``, inverting takes less time than broadcasting; or a
             dimension, the smaller ones (the paper's runs hard-wired 1400).
+        channel_free_s: seconds until the first broadcast can travel; ``optimized`` makes use of it.
 
     Raises:
         ValueError: for an unknown rule, impossible numbers or costs that are no numbers of seconds.
@@ -60,7 +62,7 @@ def plan_placement(
         raise ValueError(f"unknown placement rule {rule!r}; choices: {', '.join(CHOICES['placement'])}")
     check_lbp_rule("lbp_rule", lbp_rule)
     cluster = cluster.at(world_size)
-    costs = InverseCosts.of(dims, cluster)
+    costs = InverseCosts.of(dims, cluster, channel_free_s)
     count = len(dims)
     owner: list[int | None] = [None] * count
     if world_size == 1 or rule == "non_dist":

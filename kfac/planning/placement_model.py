@@ -88,13 +88,16 @@ def checked_size(what: str, size: Any) -> Size:
 
 @dataclass(frozen=True)
 class InverseCosts:
-    """Seconds to invert and to broadcast each factor: ``d (d + 1) / 2`` elements of the packed triangle travel."""
+    """Seconds to invert and to broadcast each factor: ``d (d + 1) / 2`` elements of the packed triangle travel; and
+    seconds until the channel is free for broadcasts.
+    """
 
     invert_s: tuple[float, ...]
     broadcast_s: tuple[float, ...]
+    channel_free_s: float = 0.0
 
     @classmethod
-    def of(cls, dims: Sequence[Size], cluster: ClusterProfile) -> InverseCosts:
+    def of(cls, dims: Sequence[Size], cluster: ClusterProfile, channel_free_s: float = 0.0) -> InverseCosts:
         """The costs of factors of these dimensions.
 
         Raises:
@@ -104,7 +107,7 @@ class InverseCosts:
         inverse, send = checked_cost("inverse", cluster.inverse), checked_cost("broadcast", cluster.broadcast)
         invert = {d: inverse(inverse_dim(d)) for d in set(dims)}
         broadcast = {d: send(packed_elements(d)) for d in set(dims)}
-        return cls(tuple(invert[d] for d in dims), tuple(broadcast[d] for d in dims))
+        return cls(tuple(invert[d] for d in dims), tuple(broadcast[d] for d in dims), channel_free_s)
 
 
 def placement_finish_s(placement: Placement, dims: Sequence[Size], cluster: ClusterProfile) -> float:
@@ -196,7 +199,7 @@ def channel_finish_s(placement: Placement, costs: InverseCosts) -> float:
             now += costs.invert_s[i]
             if placement.owner[i] is not None:
                 finished.append((now, i))
-    end = 0.0
+    end = costs.channel_free_s if finished else 0.0
     for finish, i in sorted(finished):
         end = max(end, finish) + costs.broadcast_s[i]
     return end

@@ -99,7 +99,7 @@ class _Search:
             owned += now
             longest = max(longest, now)
         finishes.sort()
-        channel = 0.0
+        channel = self.costs.channel_free_s if finishes else 0.0
         for finish, broadcast_s in finishes:
             channel = (channel if channel > finish else finish) + broadcast_s
         compute = self.total_s - owned + longest

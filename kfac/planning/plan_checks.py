@@ -58,6 +58,10 @@ def check_owners(plan: Plan) -> None:
 
     for message in plan.messages:
         if message.root is not None:
+            if plan.schedule.inverse_start == "as_ready":
+                raise ValueError(
+                    "inversions start as sums arrive (inverse_start=as_ready) only where no message has a root"
+                )
             if message.kind == "gradient":
                 raise ValueError("a gradient message has no root: every rank needs all gradients")
             wrong = [i for i in message.items if plan.inverse_owner[i] != message.root]

@@ -12,6 +12,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "pipelining": ("none", "layerwise"),
     "fusion": ("none", "threshold", "greedy", "optimal"),
     "placement": ("non_dist", "seq_dist", "lbp", "optimized"),
+    "inverse_start": ("after_all", "as_ready"),
     "inverse_broadcast": ("after_all", "as_ready"),
     "factor_collective": ("all_reduce", "reduce_to_owner", "none"),
     "message_dtype": ("full", "bfloat16"),
@@ -45,6 +46,8 @@ class ScheduleConfig:
             A0 G0 A1 G1 ...; ``lbp``: the paper's load-balancing placement; ``optimized``: ours.
         lbp_rule: which factors every rank inverts under ``lbp``: ``cost`` (inverting is cheaper than broadcasting),
             or a dimension below which they are (the paper's runs hard-wired 1400).
+        inverse_start: ``after_all``: inversions begin when all messages have arrived; ``as_ready``: a factor can be
+            inverted as soon as both sums of its layer have, so that the messages after them overlap with inversions.
         inverse_broadcast: ``as_ready`` overlaps broadcasts with later inversions, ``after_all`` does not.
         inverse_fusion: which inverses of one owner share a broadcast. ``none``: each travels alone; ``owner``: all of
             an owner's together; ``planned``: divided so that the last broadcast ends early, never later than either.
@@ -68,6 +71,7 @@ class ScheduleConfig:
     threshold_bytes: int = 64 * 2**20
     placement: str = "lbp"
     lbp_rule: str | int = "cost"
+    inverse_start: str = "after_all"
     inverse_broadcast: str = "as_ready"
     inverse_fusion: str = "none"
     factor_collective: str = "all_reduce"
@@ -94,6 +98,12 @@ class ScheduleConfig:
         self._check_combination()
 
     def _check_combination(self) -> None:
+        counted = self.factor_collective == "all_reduce" and self.message_dtype == "full"
+        if self.inverse_start == "as_ready" and not counted:
+            raise ValueError(
+                "schedule.inverse_start=as_ready needs factor_collective=all_reduce and message_dtype=full: otherwise "
+                "what ranks must know of a sum travels behind all messages"
+            )
         if self.gradient_worker_fraction < 1 and self.placement == "non_dist":
             raise ValueError(
                 "schedule.gradient_worker_fraction below 1 leaves layers to one rank, but with placement=non_dist "

@@ -1,13 +1,13 @@
 """One iteration of a Plan as a task graph, executed on cost models.
 
 The graph is what the engine does: statistics in the forward and backward hooks whatever the pipelining, messages in
-the plan's order on one channel, then in ``step`` the inversions and broadcasts, and preconditioning, on every rank or,
-with broadcasts of the results, on the one that owns the layer.
+the plan's order on one channel, then in ``step`` (or, after the backward pass, as sums arrive) the inversions and
+broadcasts, and preconditioning, on every rank or, with broadcasts of the results, on the one that owns the layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kfac.planning.costs import checked_cost, inverse_dim
@@ -121,6 +121,8 @@ class _Graph:
         self.reduce = checked_cost("reduce", self.cluster.reduce)
         self.broadcast = checked_cost("broadcast", self.cluster.broadcast)
         self.inverse = checked_cost("inverse", self.cluster.inverse)
+        self.arrived: dict[int, tuple[int, ...]] = {}
+        """Per factor after what it can be inverted, where that may be before all messages have arrived."""
         self.factor_index = {(f.layer, f.side): i for i, f in enumerate(self.plan.factors)}
 
     def build(self) -> None:
@@ -132,8 +134,15 @@ class _Graph:
             self._passes(rank, {layers[k].name for k in self.plan.statistics_of(rank)}, ready)
         arrived = self._messages(ready)
         step = self.add_step((*ready.backward_end, *arrived))
+        if self.plan.schedule.inverse_start == "as_ready" and self.plan.world_size > 1:
+            self._note_arrivals(self.add_step(ready.backward_end), arrived)
         if self.plan.schedule.curvature:
             self.add_second_order(step)
+
+    def _note_arrivals(self, backward_end: int, arrived: Sequence[int]) -> None:
+        sent = {i: task for m, task in zip(self.plan.messages, arrived, strict=True) for i in m.factors}
+        for i, task in sent.items():
+            self.arrived[i] = backward_end, task, sent[i ^ 1]
 
     def add_step(self, after: tuple[int, ...]) -> int:
         return self._add(None, 0.0, after=after)
@@ -194,7 +203,7 @@ class _Graph:
             owner = self.plan.gradient_owner[group[0]]
             assert owner is not None
             for i in (i for k in group for i in (2 * k, 2 * k + 1)):
-                self._invert(i, (owner,), step, reached)
+                self._invert(i, (owner,), (step,), reached)
             for k in group:
                 reached[owner] = self._compute("Precondition", layers[k].name, layers[k].precondition_s, owner)
             seconds = self.broadcast(sum(layers[k].matrix_elements for k in group))
@@ -223,17 +232,18 @@ class _Graph:
         late = self.plan.schedule.inverse_broadcast == "after_all"
         for i in shared:
             owner = self.plan.inverse_owner[i]
-            self._invert(i, self.lanes if owner is None else (owner,), step, reached)
+            after = self.arrived.get(i, (step,))
+            self._invert(i, self.lanes if owner is None else (owner,), after, reached)
             if i in leaving and not late:
                 yield leaving[i]
         if late:
             yield from (leaving[i] for i in shared if i in leaving)
 
-    def _invert(self, i: int, ranks: Iterable[int], step: int, reached: dict[int, int]) -> None:
+    def _invert(self, i: int, ranks: Iterable[int], after: tuple[int, ...], reached: dict[int, int]) -> None:
         factor = self.plan.factors[i]
         name, seconds = f"invert {factor.side} of {factor.layer}", self.inverse(inverse_dim(factor.size))
         for rank in ranks:
-            reached[rank] = self._compute("InverseComp", name, seconds, rank, (step,))
+            reached[rank] = self._compute("InverseComp", name, seconds, rank, after)
 
     def _broadcast(self, group: tuple[int, ...]) -> tuple[str, float]:
         """Name and seconds of the broadcast of inverses."""

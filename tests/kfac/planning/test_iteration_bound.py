@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kfac.planning.iteration_bound import iteration_lower_bound_s, merged_family, message_families
+from kfac.planning.schedule_config import CHOICES
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
 from kfac.schedules import NAMED_SCHEDULES, make_plan
 from kfac.simulation import simulated_iteration_s
@@ -22,16 +23,27 @@ EVERYTHING_EVERYWHERE = {
 
 def test_no_simulated_plan_ends_earlier():
     dice = random.Random(1)
-    near = 0
+    near = dict.fromkeys(CHOICES["inverse_start"], 0)
     for _ in range(80):
         model, cluster = random_model(dice), random_cluster(dice, dice.randint(1, 5))
-        bound = iteration_lower_bound_s(model, cluster)
-        schedule = replace(random_schedule(dice), **EVERYTHING_EVERYWHERE)
-        plan = make_plan(schedule, model, cluster)
-        seconds = simulated_iteration_s(plan, model, cluster)
-        assert not schedule.curvature or bound <= seconds * (1 + 1e-6)
-        near += bound > 0.8 * seconds
-    assert near > 20  # a bound of nothing is valid too
+        drawn = replace(random_schedule(dice), **EVERYTHING_EVERYWHERE)
+        for start in near:
+            schedule = replace(drawn, inverse_start=start)
+            bound = iteration_lower_bound_s(model, cluster, inverse_start=start)
+            assert iteration_lower_bound_s(model, cluster) <= bound
+            seconds = simulated_iteration_s(make_plan(schedule, model, cluster), model, cluster)
+            assert not schedule.curvature or bound <= seconds * (1 + 1e-6)
+            near[start] += bound > 0.8 * seconds
+    assert all(count > 20 for count in near.values())  # a bound of nothing is valid too
+
+
+def test_control_the_tighter_bound_is_not_one_for_inversions_that_start_early():
+    model, paper = load_shipped_model("resnet152"), load_shipped_cluster("paper64").at(4)
+    cluster = replace(paper, all_reduce=lambda n: 3 * paper.all_reduce(n))
+    plan = make_plan({"name": "auto", "inverse_start": "as_ready", **EVERYTHING_EVERYWHERE}, model, cluster)
+    seconds = simulated_iteration_s(plan, model, cluster)
+    assert iteration_lower_bound_s(model, cluster) <= seconds
+    assert iteration_lower_bound_s(model, cluster, inverse_start="after_all") > seconds
 
 
 @pytest.mark.parametrize("key", ["resnet50", "inceptionv4"])

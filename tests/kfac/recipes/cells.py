@@ -34,6 +34,7 @@ COMMON: dict[str, ScheduleConfig] = {
         pipelining=pipelining,
         fusion=fusion,
         placement=placement,
+        inverse_start=("after_all", "as_ready")[index // 2 % 2],
         inverse_broadcast=broadcast,
         threshold_bytes=400,
         lbp_rule="cost" if index % 3 == 0 else 4 * (index % 3),

@@ -103,9 +103,11 @@ def random_plan(draw: random.Random, world_size: int, sums: str = "any") -> Plan
         "bfloat16": {"message_dtype": "bfloat16"},
     }.get(sums, {})
     broadcast = draw.choice(("after_all", "as_ready"))
+    known = sums == "any" and all(message.root is None for message in messages)
+    start = draw.choice(("after_all", "as_ready")) if known else "after_all"
     return dataclasses.replace(
         plan,
-        schedule=dataclasses.replace(plan.schedule, inverse_broadcast=broadcast, **switches),
+        schedule=dataclasses.replace(plan.schedule, inverse_broadcast=broadcast, inverse_start=start, **switches),
         world_size=world_size,
         messages=tuple(messages),
         inverse_owner=tuple(owner),

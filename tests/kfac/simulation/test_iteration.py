@@ -62,6 +62,8 @@ def random_schedule(dice):
     switches["gradient_worker_fraction"] = dice.choice((0.0, 0.5, 1.0))
     if switches["factor_collective"] == "none":
         switches |= {"gradient_worker_fraction": 0.0, "message_dtype": "full"}
+    if switches["factor_collective"] != "all_reduce" or switches["message_dtype"] != "full":
+        switches["inverse_start"] = "after_all"
     if switches["placement"] == "non_dist" and switches["gradient_worker_fraction"] < 1:
         switches["placement"] = "seq_dist"
     on_or_off = {key: dice.random() < 0.8 for key in ("curvature", "gradient_pipelining")}
@@ -105,6 +107,7 @@ def walk(plan, model, cluster):
             ready["gradient", k, rank] = clock
         clocks.append(clock)
     channel, clock = 0, max(clocks)
+    arrived = {}
     if not alone:
         for message in plan.messages:
             issued = max(ready[message.kind, i, rank] for i in message.items for rank in everyone)
@@ -112,22 +115,25 @@ def walk(plan, model, cluster):
             half = message.kind != "gradient" and plan.schedule.message_dtype == "bfloat16"
             cost = cluster.all_reduce if message.root is None else cluster.reduce
             channel = max(channel, issued) + cost(message.elements / (2 if half else 1))
+            arrived |= dict.fromkeys(message.factors, channel)
         rooted = any(message.root is not None for message in plan.messages)
         if covered and (rooted or local or plan.schedule.message_dtype == "bfloat16"):
             channel = max(channel, clock) + cluster.all_reduce(2 * len(plan.factors))
-    clock = max(clock, channel)
+    begin, clock = clock, max(clock, channel)
     if not plan.schedule.curvature:
         return clock + model.update_s
     # Per rank: the moment at which it reaches each broadcast. First the inverses that all need, then own layers.
     private = [not alone and owner is not None for owner in plan.gradient_owner]
     walks = []
     for rank in everyone:
-        now, when, left, late = clock, {}, {i: g for g in plan.inverse_messages for i in g}, []
+        early = plan.schedule.inverse_start == "as_ready" and not alone
+        now, when, left, late = begin if early else clock, {}, {i: g for g in plan.inverse_messages for i in g}, []
         done = set()
         for i in plan.inverse_sequence:
             if private[i // 2]:
                 continue
             if plan.inverse_owner[i] in (None, rank):
+                now = max(now, arrived[i], arrived[i ^ 1]) if early else now
                 now += cluster.inverse(plan.factors[i].dim)
             done.add(i)
             if not alone and i in left and done.issuperset(left[i]):
@@ -137,12 +143,13 @@ def walk(plan, model, cluster):
             when = dict.fromkeys(late, now)
         for group in () if alone else plan.gradient_messages:
             if plan.gradient_owner[group[0]] == rank:
+                now = max(now, clock)
                 for k in group:
                     now += sum(cluster.inverse(plan.factors[i].dim) for i in (2 * k, 2 * k + 1))
                     now += layers[covered[k]].precondition_s
             when["gradient", group] = now
         walks.append((when, now))
-    inverses_there = channel
+    inverses_there = clock
     for what in walks[0][0]:
         start = max(channel, *(when[what] for when, _ in walks))
         if what[0] == "gradient":
@@ -216,6 +223,7 @@ def test_placement_planner_and_simulator_agree_to_the_last_bit():
 
 
 def test_lanes_are_never_double_booked_and_work_waits_for_what_it_needs():
+    began_early = 0
     for plan, model, cluster in cases(seed=4, count=150):
         timeline = simulate(plan, model, cluster)
         for rank in timeline.ranks:
@@ -228,13 +236,14 @@ def test_lanes_are_never_double_booked_and_work_waits_for_what_it_needs():
             named = {(s.kind, s.name): s for s in lanes[COMPUTE_LANE]}
             backward_end = max(s.end_s for s in lanes[COMPUTE_LANE] if s.kind == "BP")
             sent = {s.name: s for s in lanes[COMMUNICATION_LANE]}
-            arrived = backward_end
+            arrived, of_factor = backward_end, {}
             for number, message in enumerate(plan.messages if plan.world_size > 1 else ()):
                 span = sent[f"{message.kind} message {number} ({len(message.items)} items)"]
                 half = message.kind != "gradient" and plan.schedule.message_dtype != "full"
                 cost = cluster.all_reduce if message.root is None else cluster.reduce
                 assert span.duration_s == pytest.approx(cost(message.elements / (2 if half else 1)))
                 arrived = max(arrived, span.end_s)
+                of_factor |= dict.fromkeys(message.factors, span.end_s)
                 if message.release == "step":
                     assert span.start_s >= backward_end
                 for i in message.items:
@@ -244,7 +253,12 @@ def test_lanes_are_never_double_booked_and_work_waits_for_what_it_needs():
                         source = named["FactorComp", f"{message.kind} {plan.factors[i].layer}"]
                     assert span.start_s >= source.end_s
             inversions = [s for s in lanes[COMPUTE_LANE] if s.kind == "InverseComp"]
-            assert all(s.start_s >= arrived for s in inversions)
+            for i, factor in enumerate(plan.factors):
+                span = named.get(("InverseComp", f"invert {factor.side} of {factor.layer}"))
+                early = plan.schedule.inverse_start == "as_ready" and plan.gradient_owner[i // 2] is None and of_factor
+                there = max(backward_end, of_factor[i], of_factor[i ^ 1]) if early else arrived
+                assert span is None or span.start_s >= there
+                began_early += span is not None and span.start_s < arrived
             assert len(inversions) == (len(plan.inverted_by(rank)) if plan.schedule.curvature else 0)
             for s in lanes[COMPUTE_LANE]:
                 k = next((k for k in range(len(plan.gradient_owner)) if plan.factors[2 * k].layer == s.name), 0)
@@ -265,6 +279,7 @@ def test_lanes_are_never_double_booked_and_work_waits_for_what_it_needs():
                     for k in group:
                         span = named["Precondition", plan.factors[2 * k].layer]
                         assert sent[plan.gradient_name(group)].start_s >= span.end_s
+    assert began_early > 20
 
 
 def test_dearer_work_never_ends_earlier():
