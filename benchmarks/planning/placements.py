@@ -18,7 +18,7 @@ from kfac.planning import (
     placement_lower_bound_s,
     plan_placement,
 )
-from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
+from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model, shipped_names
 from paper_figures import published
 
 WORLD_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -55,12 +55,15 @@ def models() -> Mapping[str, Sequence[int]]:
 
 
 def inverse_costs() -> Mapping[str, Cost]:
-    """Seconds of an inverse by dimension."""
+    """Seconds of an inverse by dimension: published, assumed, and those of shipped profiles that were measured."""
     figure = published.load()["cost_models"]["inverse_figure"]
+    shipped = [load_shipped_cluster(name) for name in shipped_names()]
+    measured = [profile for profile in shipped if profile.provenance["kind"] == "measured"]
     return {
         "published exponential": ExponentialCost(figure["alpha_s"], figure["beta_per_dim"]),
         "fit to published totals": load_shipped_cluster("paper64").inverse,
         "cubic": PolynomialCost((2.5e-4, 0.0, 0.0, 5.4e-4)),  # start-up and 1.9 Tflop/s: inverses on a GPU like theirs
+        **{f"measured on {profile.provenance['hardware']}": profile.inverse for profile in measured},
     }
 
 

@@ -1,6 +1,7 @@
 """The committed distances to the bounds: limits hold, parts computed anew are the same, and the page shows them."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
@@ -9,6 +10,8 @@ import pytest
 from benchmarks.planning import fusions, placements, scale
 from benchmarks.planning.__main__ import PAGE
 from benchmarks.planning.page import with_tables
+from kfac.planning.shipped_profiles import load_shipped_cluster
+from paper_figures import placement_bounds
 from paper_figures.scheduling import PATH
 
 DATA = json.loads(PATH.read_text())
@@ -104,3 +107,17 @@ def test_every_committed_curve_covers_4_to_16384():
 def test_the_page_shows_the_committed_data():
     text = PAGE.read_text()
     assert with_tables(text, DATA) == text
+
+
+def test_profiles_that_were_measured_are_planned_with_and_drawn(monkeypatch):
+    measured = replace(load_shipped_cluster(), provenance={"kind": "measured", "hardware": "a GPU"})
+    monkeypatch.setattr(placements, "shipped_names", lambda: ("mine",))
+    monkeypatch.setattr(
+        placements, "load_shipped_cluster", lambda name: measured if name == "mine" else load_shipped_cluster(name)
+    )
+    costs = placements.inverse_costs()
+    assert costs["measured on a GPU"] == measured.inverse
+    row = placements.row("ResNet-50", "measured on a GPU", 4)
+    assert row["bound_s"] <= row["finish_s"]["optimized"] * (1 + 1e-9)
+    figure = placement_bounds.draw([*DATA["placement"][:50], row])
+    assert "measured on a GPU" in [text.get_text() for text in figure.legends[0].get_texts()]
