@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ class TrainingJob:
         """Train as the rank that SLURM's variables name."""
         from experiments.ranks import StopRequest, rank_from_environment
 
+        logging.getLogger("submitit").propagate = False  # it has its own output
         stop = StopRequest().listen()  # instead of submitit's, which knows nothing of the other ranks
         from experiments.launch import THREAD_VARIABLES
         from experiments.settings import ConfigError

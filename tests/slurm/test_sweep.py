@@ -181,11 +181,11 @@ def test_ranks_that_do_not_meet_end_soon_and_say_why(tmp_path, slurm_in_process,
     hangs = '[ "$SLURM_PROCID" = 1 ] && [ -z "${*##*submitit*}" ] && exec sleep 600'
     python.write_text(f'#!/bin/sh\n{hangs}\nexec {warm_python} "$@"\n')
     python.chmod(0o755)
-    small = (*TINY, "schedule=dkfac", "site=local_cluster", "tasks_per_node=1", "site.retries=0")
+    small = (*TINY, "schedule=dkfac", "site=local_cluster", "tasks_per_node=1")
     found = {}
     for name, *site in (
-        ("interface", f"site.python='{warm_python}'", "site.interface=ib9"),
-        ("absent", f"site.python={python}", "site.start_timeout_s=3"),
+        ("interface", f"site.python='{warm_python}'", "site.interface=ib9", "site.retries=1"),
+        ("absent", f"site.python={python}", "site.start_timeout_s=3", "site.retries=0"),
     ):
         submissions = launcher.submit(tmp_path / name, [compose(tmp_path, *small, f"sweep={name}", *site)])
         found[name] = (tmp_path / name, submissions)
@@ -193,8 +193,9 @@ def test_ranks_that_do_not_meet_end_soon_and_say_why(tmp_path, slurm_in_process,
     assert {row.state for row in rows.values()} == {"failed"}
     assert "site.interface=ib9: " in rows["interface"].reason
     assert "of 2 ranks these did not come within 3 s: 1." in rows["absent"].reason
-    job = rows["absent"].job_id
-    assert "Restarts=0" in scontrol("show", "job", job)  # no retries, also where srun tells of the terminated rank
+    tried = {name: scontrol("show", "job", row.job_id) for name, row in rows.items()}
+    assert "Restarts=1 " in tried["interface"]  # and no more
+    assert "Restarts=0 " in tried["absent"]  # also where srun tells of the terminated rank
 
 
 def test_a_hundred_tiny_jobs_in_one_array(tmp_path, slurm_in_process, warm_python):
