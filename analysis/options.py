@@ -28,10 +28,15 @@ def _differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
     values: dict[str, set[Any]] = {}
     for of_run in options:
         for key, value in of_run.items():
-            # Quick for thousands of runs: most values are numbers or words, and 1, 1.0 and true are not the same.
-            plain = isinstance(value, (str, int, float))
-            values.setdefault(key, set()).add((type(value), value) if plain else json.dumps(value, sort_keys=True))
+            values.setdefault(key, set()).add(_mark(value))
     return [key for key, different in values.items() if len(different) > 1]
+
+
+def _mark(value: Any) -> Any:
+    """Equal for equal values only, and quick for thousands of runs: 1, 1.0 and true are not the same."""
+    if value is None or isinstance(value, (str, int, float)):
+        return type(value), value
+    return json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else repr(value)
 
 
 def with_differing_options(table: Table, runs: Sequence[Run]) -> Table:

@@ -11,7 +11,7 @@ from analysis.comparison_tables import groups_breakdown_table, scaling_table
 from analysis.export import ROWS, iterations_data, runs_data, spans_data
 from analysis.options import with_differing_options
 from analysis.output import Answer, add_output, checked, give
-from analysis.pairs import pair_up, pairs_table
+from analysis.pairs import ENOUGH_RUNS, pair_up, pairs_table
 from analysis.report import BASELINE, breakdown_table, runs_table, wide_table
 from analysis.runs import Problem, Run, load_runs, load_samples, paper_order
 
@@ -84,8 +84,9 @@ def compare(arguments: Sequence[str]) -> int:
     pairs, alone = pair_up(*sides)
     if not pairs:
         raise ValueError(f"{options.first} and {options.second} have no setting in common: {'; '.join(alone)}")
-    runs = [run for pair in pairs for run in (*pair.first, *pair.second)]
-    samples_s, damaged = load_samples(runs)
+    # Only where there are few runs are their iterations needed: reading them all takes longer than everything else.
+    few = [pair for pair in pairs if min(len(pair.first), len(pair.second)) < ENOUGH_RUNS]
+    samples_s, damaged = load_samples(run for pair in few for run in (*pair.first, *pair.second))
     table, lost = pairs_table(pairs, (options.first, options.second), samples_s)
     return give(Answer([table], warnings=[*alone, *map(str, (*problems, *damaged, *lost))]), options)
 

@@ -1,5 +1,7 @@
 import json
 import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -160,3 +162,15 @@ def test_a_real_record_reads_the_same_here_and_by_the_code_that_summarises_it(tm
     assert (here.loss, here.accuracy) == (there["eval_loss"], there["eval_accuracy"])
     assert (here.schedule, here.world_size, here.status) == ("dkfac", 2, "interrupted")
     assert here.machine()["cpus"] >= 1
+
+
+def test_a_finished_run_is_read_from_three_files(tmp_path, monkeypatch):
+    """Thousands of runs are read in seconds only if nothing is opened that the summary makes needless."""
+    for i in range(20):
+        write_record(tmp_path, f"r{i}")
+    opened = []
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *a, **k: opened.append(self.name) or real(self, *a, **k))
+    runs, problems = load_runs([tmp_path])
+    assert (len(runs), problems) == (20, [])
+    assert Counter(opened) == {"run.json": 20, "config.json": 20, "summary.json": 20}

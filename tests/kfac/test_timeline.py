@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 
 import pytest
 
-from kfac.timeline import KINDS, Span, Timeline
+from kfac.timeline import KINDS, Span, Timeline, chrome_trace
 
 
 def span(kind, start, end, lane="compute", rank=0):
@@ -121,3 +123,52 @@ def test_a_trace_with_other_metadata_is_refused(tmp_path, metadata):
     path.write_text(json.dumps({**json.loads(path.read_text()), "metadata": metadata}))
     with pytest.raises(ValueError, match=r"x\.json is not a timeline"):
         Timeline.from_chrome_trace(path)
+
+
+def test_exposed_seconds_of_spans_are_those_of_their_kinds():
+    spans = (
+        span("FF", 0, 2),
+        span("GradComm", 1, 5, "communication"),
+        span("FactorComm", 5, 6, "communication"),
+        span("FF", 0, 4, rank=1),
+    )
+    timeline = Timeline(spans, {0: 3}, total_s=8.0)
+    exposed = timeline.exposed_s()
+    # Rank 0, three quarters of all: 2 FF, 3 GradComm, 1 FactorComm, 2 idle; rank 1: 4 and 4.
+    assert exposed == pytest.approx({spans[0]: 1.5, spans[1]: 2.25, spans[2]: 0.75, spans[3]: 1.0, None: 1.5 + 1.0})
+    assert sum(exposed.values()) == pytest.approx(timeline.iteration_s)
+    assert Timeline((), total_s=2.0).exposed_s() == {None: 2.0}
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_traces_follow_the_rules_that_perfetto_imports_by(tmp_path, views):
+    """Its importer drops slices that overlap on a thread by a nanosecond, and threads that share a number."""
+    draw = random.Random(0)
+    timelines = {}
+    for view in range(views):
+        spans = []
+        for rank in (0, 1, 5):
+            for lane in ("compute", "communication"):
+                end = draw.random()
+                for _ in range(200):
+                    start, end = end, end + draw.random() * 1e-6
+                    spans.append(span("FF" if lane == "compute" else "GradComm", start, end, lane, rank))
+        timelines[f"view {view}"] = Timeline(tuple(spans))
+    if views == 1:
+        timelines["view 0"].to_chrome_trace(tmp_path / "t.json")
+        events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    else:
+        events = chrome_trace(timelines)["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    threads = {(e["pid"], e["tid"]) for e in slices}
+    assert len(slices) == views * 3 * 2 * 200
+    assert len(threads) == len({tid for _, tid in threads}) == views * 3 * 2
+    assert min(min(pair) for pair in threads) >= 1
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert named == threads
+    assert {e["pid"] for e in events if e["name"] == "process_name"} == {pid for pid, _ in threads}
+    for thread in threads:
+        mine = [e for e in slices if (e["pid"], e["tid"]) == thread]
+        whole = [(round(e["ts"] * 1e3), round((e["ts"] + e["dur"]) * 1e3)) for e in mine]
+        assert all(abs(e["ts"] * 1e3 - a) < 1e-3 for e, (a, _) in zip(mine, whole, strict=True)), "whole nanoseconds"
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(whole)))
