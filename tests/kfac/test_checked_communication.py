@@ -91,7 +91,8 @@ def _cases(rank: int, world_size: int) -> dict[str, tuple[str, str, float]]:
     """What every case ends with, again at the next collective, and after how many seconds."""
     found = {}
     for name, (case, _, _) in CASES.items():
-        communicator = get_communicator().checked(TIMEOUT_S)  # type: ignore[attr-defined]
+        patience_s = TIMEOUT_S if name in ("stops", "late") else 60.0
+        communicator = get_communicator().checked(patience_s)  # type: ignore[attr-defined]
         messages = []
         start_s = time.monotonic()
         for action in (lambda case=case, c=communicator: case(rank, c), communicator.barrier):

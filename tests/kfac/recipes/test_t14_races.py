@@ -71,8 +71,8 @@ def random_plan(draw: random.Random, world_size: int, sums: str = "any") -> Plan
     """Any fusion, order, root and release of the messages, any owners, groups and order of the inversions, any layers
     that one rank preconditions.
 
-    ``sums``: ``owned``, every inverse has an owner, and every sum goes to it alone; ``bfloat16``, rounded; ``local``,
-    statistics do not travel.
+    ``sums``: ``owned``, every inverse has an owner, and every sum goes to it alone; ``bfloat16``, rounded; ``early``,
+    every rank gets them, and inversions begin as they arrive; ``local``, statistics do not travel.
     """
     plan, gradients, _ = one_process()
     factors, layers = range(len(plan.factors)), range(len(plan.factors) // 2)
@@ -83,7 +83,7 @@ def random_plan(draw: random.Random, world_size: int, sums: str = "any") -> Plan
     for k, rank in enumerate(gradient_owner):
         if rank is not None:
             owner[2 * k] = owner[2 * k + 1] = rank
-    likely = 1.0 if sums == "owned" else draw.choice((0.0, 0.6, 0.6))
+    likely = {"owned": 1.0, "early": 0.0}.get(sums, draw.choice((0.0, 0.6, 0.6)))
     roots = [rank if draw.random() < likely else None for rank in owner]
     messages: list[Message] = []
     for kind in ("gradient",) if sums == "local" else get_args(MessageKind):
@@ -101,13 +101,14 @@ def random_plan(draw: random.Random, world_size: int, sums: str = "any") -> Plan
     switches = {
         "local": {"factor_collective": "none", "placement": "optimized", "gradient_worker_fraction": 0.0},
         "bfloat16": {"message_dtype": "bfloat16"},
+        "early": {"inverse_start": "as_ready"},
     }.get(sums, {})
     broadcast = draw.choice(("after_all", "as_ready"))
-    known = sums == "any" and all(message.root is None for message in messages)
-    start = draw.choice(("after_all", "as_ready")) if known else "after_all"
+    if sums == "any" and all(message.root is None for message in messages):
+        switches = {"inverse_start": draw.choice(("after_all", "as_ready"))}
     return dataclasses.replace(
         plan,
-        schedule=dataclasses.replace(plan.schedule, inverse_broadcast=broadcast, inverse_start=start, **switches),
+        schedule=dataclasses.replace(plan.schedule, inverse_broadcast=broadcast, **switches),
         world_size=world_size,
         messages=tuple(messages),
         inverse_owner=tuple(owner),
@@ -155,8 +156,10 @@ def test_late_and_reordered_messages_change_nothing():
         assert race(seed) <= 1e-12, f"seed {seed}"
 
 
-@pytest.mark.parametrize(("sums", "tolerance"), [("owned", 1e-12), ("bfloat16", 0.0), ("local", 1e-12)])
-def test_nor_where_sums_are_reduced_rounded_or_do_not_travel(sums, tolerance):
+@pytest.mark.parametrize(
+    ("sums", "tolerance"), [("owned", 1e-12), ("early", 1e-12), ("bfloat16", 0.0), ("local", 1e-12)]
+)
+def test_nor_where_sums_are_reduced_used_early_rounded_or_do_not_travel(sums, tolerance):
     """Rounded sums are the same to the last bit whatever the fusion: the ranks are added in one order."""
     for seed in range(40):
         assert race(seed, sums=sums) <= tolerance, f"seed {seed}"
@@ -187,7 +190,7 @@ def test_control_every_seed_finds_what_is_broken(broken):
 
 
 @pytest.mark.parametrize("kind", ["FactorComm", "GradComm", "InverseComm"])
-@pytest.mark.parametrize("sums", ["any", "bfloat16"])
+@pytest.mark.parametrize("sums", ["any", "early", "bfloat16"])
 def test_control_a_runtime_that_does_not_wait_for_one_kind_of_message_is_found(sums, kind):
     """Not by every seed: what has arrived by chance was not missed."""
     assert sum(fails(seed, sums=sums, skipped=kind) for seed in range(10)) >= 7
