@@ -21,6 +21,7 @@ from kfac.loss_scale import LossScale, ScaledGradients
 from kfac.nonfinite import NonFiniteError, overflowed, refuse
 from kfac.planning import ClusterProfile, LayerProfile, ModelProfile, Plan
 from kfac.recording import Recorder
+from kfac.schedules import fixed_switches
 from kfac.setup import (
     Schedule,
     check_arguments,
@@ -82,7 +83,7 @@ class KFAC(BoundToModel):
         self._communicator = communicator or get_communicator()
         renew_compiled(model)
         self._model = unwrap(model)
-        self._schedule = schedule
+        self.schedule = schedule
         self._average_gradients = average_gradients and self._communicator.world_size > 1
         self.layers, self.first_order, self._groups = register_everywhere(
             self._model, self.config, schedule, self._average_gradients, self._communicator
@@ -153,6 +154,8 @@ class KFAC(BoundToModel):
     ) -> Plan:
         """Plan anew, from rank 0's profiles (those of other ranks are ignored); collective, between two steps.
 
+        ``schedule`` is kept for the next time, unless it is a ready Plan. See also :class:`kfac.replanning.Replanner`.
+
         Returns:
             the new plan. Factors, inverses and the step count stay.
 
@@ -163,11 +166,10 @@ class KFAC(BoundToModel):
         self._require_boundary("replan")
         require_same_parameters(self._model, self._trainable)
         if schedule is None:
-            schedule = self._schedule.schedule if isinstance(self._schedule, Plan) else self._schedule
+            schedule = self.schedule.schedule if isinstance(self.schedule, Plan) else self.schedule
         plan = self._make_plan(schedule, model_profile, cluster_profile)
         share(self._factors, self.plan, self._communicator)
-        self.plan = plan
-        self._schedule = schedule
+        self.plan, self.schedule = plan, self.schedule if isinstance(schedule, Plan) else schedule
         self.close()
         self._attach()
         return self.plan
@@ -331,7 +333,7 @@ class KFAC(BoundToModel):
         """
         self._require_boundary("load_state_dict")
         state, plan = read_state(state, self._factors, self.config)
-        same = plan.schedule == self.plan.schedule or self._schedule == "auto"
+        same = plan.schedule == self.plan.schedule or fixed_switches(self.schedule) is not None
         taken_over = same and plan.world_size == self._communicator.world_size and plan != self.plan
         if taken_over:
             check_plan(plan, self.layer_sizes, plan.world_size, self.config)

@@ -26,7 +26,12 @@ MESSAGE_ELEMENTS = tuple(2**k for k in range(8, 23, 2))
 """Sizes at which collectives are timed: 1 KiB to 16 MiB of float32."""
 
 
-def _provenance(device: torch.device | str) -> dict[str, Any]:
+COLLECTIVES = ("all_reduce", "reduce", "broadcast")
+"""The costs of a :class:`ClusterProfile` that are measured by all ranks together."""
+
+
+def provenance(device: torch.device | str) -> dict[str, Any]:
+    """What a profile measured here and now says of its origin."""
     hardware = platform.processor() or platform.machine()
     if torch.device(device).type == "cuda":
         hardware = torch.cuda.get_device_name(device)
@@ -46,27 +51,30 @@ def _layer_seconds(timeline: Timeline) -> tuple[dict[tuple[str, str], float], li
     """Seconds per (layer, field) of one rank's iteration, and the layers in execution order.
 
     A layer's forward pass is the FF time since the layer before it, its backward pass the BP time until the next
-    layer's output gradient; the time between the last layer and the first output gradient is the loss's.
+    layer's output gradient; the time between the last layer and the first output gradient is the loss's. Micro-batches
+    add up.
     """
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     order: list[str] = []
     forward_s = 0.0
-    current = ""
+    current: str | None = None  # whose backward pass it is
     for span in (s for s in timeline.spans if s.lane == COMPUTE_LANE):
         side, _, layer = span.name.partition(" ")
-        if span.kind == "FactorComp" and side in ("A", "G"):
-            if side == "A" and layer not in order:
+        if span.kind == "FactorComp" and side == "A":
+            if layer not in order:
                 order.append(layer)
-                seconds[layer, "forward_s"], forward_s = forward_s, 0.0
+            seconds[layer, "forward_s"] += forward_s
+            seconds[layer, "a_statistics_s"] += span.duration_s
+            forward_s, current = 0.0, None
+        elif span.kind == "FactorComp" and side == "G":
+            seconds[layer, "g_statistics_s"] += span.duration_s
             current = layer
-            seconds[layer, "a_statistics_s" if side == "A" else "g_statistics_s"] += span.duration_s
         elif span.kind == "FactorComp":
             seconds["", side] += span.duration_s  # packing and running averages
         elif span.kind == "FF":
             forward_s += span.duration_s
         elif span.kind == "BP":
-            in_backward = (current, "g_statistics_s") in seconds
-            seconds[(current, "backward_s") if in_backward else ("", "loss_s")] += span.duration_s
+            seconds[("", "loss_s") if current is None else (current, "backward_s")] += span.duration_s
         elif span.kind == "Precondition":
             seconds["", "precondition_s"] += span.duration_s
     seconds["", "loss_s"] += forward_s
@@ -123,7 +131,7 @@ def model_profile_from(timelines: Iterable[Timeline], layers: LayerSizes, name: 
         ),
         loss_s=median("", "loss_s"),
         update_s=median("", "update_s"),
-        provenance={**_provenance("cpu"), "iterations": len(measured), "statistic": "median"},
+        provenance={**provenance("cpu"), "iterations": len(measured), "statistic": "median"},
     )
 
 
@@ -159,17 +167,23 @@ def _median_seconds(action: Callable[[], None], repeats: int, device: torch.devi
     return statistics.median(samples)
 
 
-def _time_collective(
-    communicator: Communicator, device: torch.device | str, issue: Callable[[torch.Tensor], Work], repeats: int
-) -> list[float]:
-    """Median seconds at each of MESSAGE_ELEMENTS, of the slowest rank."""
-    seconds = []
-    for elements in MESSAGE_ELEMENTS:
-        tensor = torch.zeros(elements, device=device)
-        communicator.barrier()
-        mine = _median_seconds(lambda tensor=tensor: issue(tensor).wait(), repeats, device)  # type: ignore[misc]
-        seconds.append(max(communicator.all_gather_object(mine)))
-    return seconds
+def time_collectives(
+    communicator: Communicator, device: torch.device | str, sizes: Sequence[int], repeats: int
+) -> dict[str, list[float]]:
+    """Median seconds of each of :data:`COLLECTIVES` at each size, of the slowest rank; collective."""
+    issues: dict[str, Callable[[torch.Tensor], Work]] = {
+        "all_reduce": lambda t: communicator.all_reduce(t, "profile"),
+        "reduce": lambda t: communicator.reduce(t, 0, "profile"),
+        "broadcast": lambda t: communicator.broadcast(t, 0, "profile"),
+    }
+    found: dict[str, list[float]] = {name: [] for name in COLLECTIVES}
+    for name in COLLECTIVES:
+        for elements in sizes:
+            tensor = torch.zeros(elements, device=device)
+            communicator.barrier()
+            mine = _median_seconds(lambda issue=issues[name], tensor=tensor: issue(tensor).wait(), repeats, device)  # type: ignore[misc]
+            found[name].append(max(communicator.all_gather_object(mine)))
+    return found
 
 
 def _time_inverse(dim: int, repeats: int, device: torch.device | str) -> float:
@@ -188,6 +202,20 @@ def _time_inverse(dim: int, repeats: int, device: torch.device | str) -> float:
     return _median_seconds(action, repeats, device)
 
 
+def time_inverses(dims: Iterable[int], repeats: int, device: torch.device | str) -> tuple[list[int], list[float]]:
+    """At most eight of the dimensions, spread evenly, and the median seconds of their inverses."""
+    unique = sorted(set(dims)) or [64]
+    chosen = sorted({unique[round(k * (len(unique) - 1) / 7)] for k in range(8)})
+    return chosen, [_time_inverse(dim, repeats, device) for dim in chosen]
+
+
+def fit_inverse(dims: Sequence[int], seconds: Sequence[float]) -> tuple[PolynomialCost, dict[str, Any]]:
+    """The cost of inverses as a cubic of the dimension, and the points and error of the fit."""
+    coefficients, error = fit_cost([d / 1000 for d in dims], seconds, (0, 1, 2, 3))
+    points = {"dims": list(dims), "seconds": list(seconds), "fit_error": error}
+    return PolynomialCost(tuple(coefficients), unit_dim=1000.0), points
+
+
 def profile_cluster(
     communicator: Communicator, device: torch.device | str, dims: Iterable[int], *, repeats: int = 5
 ) -> ClusterProfile:
@@ -202,33 +230,24 @@ def profile_cluster(
     Returns:
         the fitted costs; the points they were fitted to and the fits' errors are in the provenance.
     """
-    unique = sorted(set(dims)) or [64]
-    chosen = sorted({unique[round(k * (len(unique) - 1) / 7)] for k in range(8)})
-    provenance = {**_provenance(device), "repeats": repeats, "statistic": "median, slowest rank"}
+    origin = {**provenance(device), "repeats": repeats, "statistic": "median, slowest rank"}
     costs: dict[str, LinearCost] = {}
-    issues: dict[str, Callable[[torch.Tensor], Work]] = {
-        "all_reduce": lambda t: communicator.all_reduce(t, "profile"),
-        "reduce": lambda t: communicator.reduce(t, 0, "profile"),
-        "broadcast": lambda t: communicator.broadcast(t, 0, "profile"),
-    }
-    for name, issue in issues.items():
-        if communicator.world_size == 1:
-            costs[name] = LinearCost(0.0, 0.0)
-            continue
-        seconds = _time_collective(communicator, device, issue, repeats)
-        (alpha, beta), error = fit_cost(MESSAGE_ELEMENTS, seconds, (0, 1))
-        costs[name] = LinearCost(alpha, beta)
-        provenance[name] = {"elements": list(MESSAGE_ELEMENTS), "seconds": seconds, "fit_error": error}
-    seconds = [_time_inverse(dim, repeats, device) for dim in chosen]
-    coefficients, error = fit_cost([d / 1000 for d in chosen], seconds, (0, 1, 2, 3))
-    provenance["inverse"] = {"dims": chosen, "seconds": seconds, "fit_error": error}
+    if communicator.world_size == 1:
+        costs = dict.fromkeys(COLLECTIVES, LinearCost(0.0, 0.0))
+    else:
+        for name, seconds in time_collectives(communicator, device, MESSAGE_ELEMENTS, repeats).items():
+            (alpha, beta), error = fit_cost(MESSAGE_ELEMENTS, seconds, (0, 1))
+            costs[name] = LinearCost(alpha, beta)
+            origin[name] = {"elements": list(MESSAGE_ELEMENTS), "seconds": seconds, "fit_error": error}
+    chosen, seconds = time_inverses(dims, repeats, device)
+    inverse, origin["inverse"] = fit_inverse(chosen, seconds)
     profile = ClusterProfile(
         world_size=communicator.world_size,
         all_reduce=costs["all_reduce"],
         reduce=costs["reduce"],
         broadcast=costs["broadcast"],
-        inverse=PolynomialCost(tuple(coefficients), unit_dim=1000.0),
-        provenance=provenance,
+        inverse=inverse,
+        provenance=origin,
     )
     result: ClusterProfile = communicator.broadcast_object(profile)
     return result

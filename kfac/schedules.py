@@ -102,6 +102,11 @@ def fixed_switches(schedule: object) -> dict[str, Any] | None:
     return switches if name == AUTO else None
 
 
+def has_switches(schedule: ScheduleConfig, fixed: Mapping[str, Any]) -> bool:
+    """Whether the switches of a schedule that are named have these values."""
+    return all(getattr(schedule, key) == value for key, value in fixed.items())
+
+
 def _split(schedule: str | Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     if not isinstance(schedule, (str, Mapping)):
         raise ValueError(
@@ -226,7 +231,7 @@ def search(
         candidates += [
             (replace(switched(schedule, messages, "all_reduce"), inverse_start="as_ready"), None)
             for schedule in early
-            if _has(schedule, {**fixed, "inverse_start": schedule.inverse_start})
+            if has_switches(schedule, {**fixed, "inverse_start": schedule.inverse_start})
             for messages in variants(best, {"fusion": _MESSAGES["fusion"]})
         ]
     for collective in ("reduce_to_owner", "none") if base.inverse_start == "after_all" else ():
@@ -238,7 +243,7 @@ def search(
             ]
     plans = [_plan(schedule, model, cluster, ownership) for schedule, ownership in candidates]
     named = [schedule for name, schedule in NAMED_SCHEDULES.items() if name not in (ONE_PROCESS, *OTHER_MATHEMATICS)]
-    plans += [_plan(schedule, model, cluster) for schedule in named if _has(schedule, fixed)]
+    plans += [_plan(schedule, model, cluster) for schedule in named if has_switches(schedule, fixed)]
     simulated = [Simulated(plan, simulated_iteration_s(plan, model, cluster)) for plan in (*plans, *others)]
     _improve(simulated, variants, model, cluster)
     simulated.sort(key=lambda item: item.iteration_s)
@@ -263,10 +268,6 @@ def _improve(
         simulated += found
         if not any(item.iteration_s < best.iteration_s for item in found):
             return
-
-
-def _has(schedule: ScheduleConfig, fixed: Mapping[str, Any]) -> bool:
-    return all(getattr(schedule, key) == value for key, value in fixed.items())
 
 
 def _with_different_owners(

@@ -14,7 +14,7 @@ from kfac.layers import FirstOrder, KFACLayer, register_layers
 from kfac.planning import ClusterProfile, LayerProfile, ModelProfile, Plan, ScheduleConfig
 from kfac.planning.plan import factors_of
 from kfac.planning.shipped_profiles import estimate_model_profile, load_shipped_cluster
-from kfac.schedules import AUTO, make_plan
+from kfac.schedules import AUTO, fixed_switches, make_plan
 
 Schedule = str | Mapping[str, Any] | ScheduleConfig | Plan
 LayerSizes = Sequence[LayerProfile]
@@ -130,7 +130,7 @@ def common_plan(
     plan: Plan | Exception | None = None
     if communicator.rank == 0:
         try:
-            plan = _plan(_suitable(schedule, config), sizes, communicator.world_size, model, cluster)
+            plan = _plan(suitable(schedule, config), sizes, communicator.world_size, model, cluster)
             check_plan(plan, sizes, communicator.world_size, config)
         except Exception as error:  # every rank raises it, so that none waits for rank 0
             plan = error
@@ -150,17 +150,16 @@ def _plan(
     return make_plan(schedule, model, cluster or load_shipped_cluster(), world_size)
 
 
-def _suitable(schedule: Schedule, config: KFACConfig) -> Schedule:
+def suitable(schedule: Schedule, config: KFACConfig) -> Schedule:
     """``schedule``, where ``auto`` chooses only among what the options go together with."""
-    switches = {"name": schedule} if isinstance(schedule, str) else schedule
-    if not isinstance(switches, Mapping) or switches.get("name") != AUTO:
+    if isinstance(schedule, Plan) or (fixed := fixed_switches(schedule)) is None:
         return schedule
     needed: dict[str, Any] = {}
     if config.inverse_method == "ekfac":
         needed["gradient_worker_fraction"] = 1.0
     if config.damping_adaptation == "levenberg_marquardt":
         needed["factor_collective"] = "all_reduce"
-    return {**needed, **switches}
+    return {**needed, **fixed, "name": AUTO}
 
 
 def check_plan(plan: Plan, sizes: LayerSizes, world_size: int, config: KFACConfig) -> None:

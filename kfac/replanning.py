@@ -1,0 +1,249 @@
+"""Planning anew, once, from what a run's own iterations have taken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kfac.choice import Choice, choose
+from kfac.communication import Communicator, get_communicator
+from kfac.planning import ModelProfile, Plan
+from kfac.recording import Recorder
+from kfac.run_profile import RunProfile, measure_run
+from kfac.schedules import fixed_switches, has_switches
+from kfac.setup import require_agreement, suitable
+from kfac.simulation import simulated_iteration_s
+from kfac.timeline import Timeline
+
+if TYPE_CHECKING:
+    from kfac.preconditioner import KFAC
+
+AFTER = 10
+"""Steps before planning anew."""
+
+ITERATIONS, REPEATS = 6, 5
+"""Iterations that are kept to plan from, and repeats of each collective that is timed beside them."""
+
+WARM_UP = 2
+"""Iterations after a start that are not measured: the first one is not pipelined, and memory is not allocated yet."""
+
+FEWEST = 3
+"""Iterations with statistics that are needed to plan from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replanning:
+    """A decision that a run has taken for itself.
+
+    Args:
+        step: the steps before it.
+        choice: the new Plan, and why.
+        profile: what was measured.
+        before: the former Plan.
+        before_s: its simulated seconds by the same measurements; None: its layers are in another order.
+        took_s: seconds of the decision itself.
+    """
+
+    step: int
+    choice: Choice
+    profile: RunProfile
+    before: Plan
+    before_s: float | None
+    took_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, without the profiles."""
+        return {
+            **self.choice.to_dict(),
+            "replanned": {
+                "step": self.step,
+                "before": self.before.fingerprint,
+                "before_schedule": self.before.schedule.to_dict(),
+                "before_s": self.before_s,
+                "measured_s": self.profile.iteration_s,
+                "took_s": self.took_s,
+            },
+        }
+
+    def __str__(self) -> str:
+        kept = " (kept)" if self.before == self.choice.plan else ""
+        simulated = "" if self.before_s is None else f", simulated {1e3 * self.before_s:.1f} ms"
+        measured = self.profile.iteration_s
+        before = "not measured with all curvature work" if measured is None else f"measured {1e3 * measured:.1f} ms"
+        return (
+            f"planned anew after {self.step} steps from their own times, in {self.took_s:.1f} s. "
+            f"Plan {self.before.fingerprint}{kept} until now: {before}{simulated}\n{self.choice}"
+        )
+
+
+class Replanner:
+    """Plans anew, once, from the run's own measurements; the same on every rank.
+
+    ::
+
+        recorder = Recorder(device, rank)
+        kfac = KFAC(model, config, "auto", recorder=recorder)
+        replanner = Replanner(kfac, recorder, after=10)
+        for x, y in batches:
+            with replanner.iteration():
+                with recorder.span("FF", "forward"):
+                    loss = criterion(model(x), y)
+                with recorder.span("BP", "backward"):
+                    loss.backward()
+                kfac.step()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    Iterations that compute statistics are recorded. When there have been ``after`` steps, and at least :data:`FEWEST`
+    of them were recorded, a few collectives are timed (and inversions, if none was recorded), and the schedule that
+    KFAC was made with is planned for what all that took. The new Plan is part of ``kfac.state_dict()``: a run that
+    continues from it continues with the Plan. Whether there has been one is in :meth:`state_dict`.
+
+    Args:
+        kfac: the preconditioner.
+        recorder: the one that it was given.
+        after: steps before planning anew.
+        iterations: how many of the recorded ones, the last, are planned from.
+        repeats: of each collective.
+        communicator: the ranks, if not the default ones.
+        name: of the model, for people.
+
+    Attributes:
+        done: whether it has planned anew, also before the run was continued.
+        result: the decision; None before it, and where the run was continued after it.
+
+    Raises:
+        ValueError: where factors do not travel: no rank measures all statistics.
+    """
+
+    def __init__(
+        self,
+        kfac: KFAC,
+        recorder: Recorder,
+        *,
+        after: int = AFTER,
+        iterations: int = ITERATIONS,
+        repeats: int = REPEATS,
+        communicator: Communicator | None = None,
+        name: str = "model",
+    ) -> None:
+        if not kfac.plan.schedule.curvature or kfac.plan.schedule.factor_collective == "none":
+            raise ValueError(
+                "planning anew needs every rank's statistics of every layer: take a schedule with curvature=true and a "
+                "factor_collective other than none"
+            )
+        self._kfac, self._recorder, self._name = kfac, recorder, name
+        self._after, self._iterations, self._repeats = after, iterations, repeats
+        self._communicator = communicator or get_communicator()
+        self._timelines: list[Timeline] = []
+        self._seen = 0
+        self.done = False
+        self.result: Replanning | None = None
+
+    @contextmanager
+    def iteration(self) -> Iterator[None]:
+        """Around everything of an iteration: records it, if it is to be measured, and plans anew when that is due."""
+        measuring = self.measuring
+        if measuring:
+            self._communicator.barrier()
+            self._recorder.start()
+        try:
+            yield
+        except BaseException:
+            if measuring:
+                self._recorder.stop()
+            raise
+        self.note(self._recorder.stop() if measuring else None)
+        if self.due:
+            self.replan()
+
+    @property
+    def measuring(self) -> bool:
+        """Whether the next iteration should be recorded; the same on every rank."""
+        steps = self._kfac.steps
+        collecting = steps % self._kfac.config.at("factor_interval", steps) == 0
+        return not self.done and self._seen >= WARM_UP and bool(collecting)
+
+    def note(self, timeline: Timeline | None) -> None:
+        """An iteration has ended, with this timeline if it was to be measured."""
+        self._seen += 1
+        if timeline is not None:
+            self._timelines = [*self._timelines, timeline][-self._iterations :]
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for :meth:`replan`; the same on every rank."""
+        enough = len(self._timelines) >= min(FEWEST, self._iterations)
+        return not self.done and self._kfac.steps >= self._after and enough
+
+    def replan(self) -> Replanning:
+        """Measure what is left to measure, and plan anew; collective, between two steps.
+
+        Raises:
+            ValueError: on every rank, if the recorded iterations do not hold what it takes.
+        """
+        started_s = time.perf_counter()
+        kfac, before = self._kfac, self._kfac.plan
+        device = kfac.layers[0].parameters[0].device
+        profile = measure_run(
+            self._timelines,
+            before,
+            kfac.layer_sizes,
+            self._communicator,
+            device,
+            name=self._name,
+            repeats=self._repeats,
+        )
+        choice: Choice | Exception | None = None
+        if self._communicator.rank == 0:
+            try:
+                choice = self._choose(profile)
+            except Exception as error:  # every rank raises it, so that none waits for rank 0
+                choice = error
+        choice = self._communicator.broadcast_object(choice)
+        if isinstance(choice, Exception):
+            raise choice
+        assert choice is not None
+        kfac.replan(None, None, choice.plan)
+        require_agreement(self._communicator, {"plan": kfac.plan.fingerprint})
+        self.result = Replanning(
+            step=kfac.steps,
+            choice=choice,
+            profile=profile,
+            before=before,
+            before_s=_simulated_s(before, profile),
+            took_s=time.perf_counter() - started_s,
+        )
+        self.done, self._timelines = True, []
+        return self.result
+
+    def _choose(self, profile: RunProfile) -> Choice:
+        schedule = suitable(self._kfac.schedule, self._kfac.config)
+        before = self._kfac.plan
+        fixed = fixed_switches(schedule)
+        usual = {"message_dtype": "full", **(fixed or {})}  # which auto leaves alone
+        fits = has_switches(before.schedule, usual) and _in_order(before, profile.model)
+        if isinstance(schedule, Plan):
+            schedule = schedule.schedule
+        return choose(schedule, profile.model, profile.cluster, others=[before] if fits else [])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a continued run must know."""
+        return {"done": self.done}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue as a run that had this state."""
+        self.done = bool(state["done"])
+        self._timelines, self._seen = [], 0
+
+
+def _in_order(plan: Plan, model: ModelProfile) -> bool:
+    """Whether a plan has the layers in the order in which they ran."""
+    return plan.layers == tuple(layer.name for layer in model.layers)
+
+
+def _simulated_s(plan: Plan, profile: RunProfile) -> float | None:
+    return simulated_iteration_s(plan, profile.model, profile.cluster) if _in_order(plan, profile.model) else None
