@@ -11,6 +11,7 @@ from kfac.communication import Work
 from kfac.exchange import FactorExchange
 from kfac.messages import MessageQueue
 from kfac.planning import Message
+from kfac.streams import used_here
 
 
 class Arrivals:
@@ -54,6 +55,7 @@ class Arrivals:
             self._take(message, buffer, taken)
         if summary is not None:
             summary[1].wait()
+            used_here(summary[0])
         self._add(taken, summary and summary[0])
 
     def _take(self, message: Message, buffer: Tensor, factors: list[tuple[Message, Tensor]]) -> None:

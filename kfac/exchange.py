@@ -13,6 +13,7 @@ from kfac.collection import StatisticsCollector
 from kfac.communication import Communicator
 from kfac.curvature.packing import pack
 from kfac.planning import Message, Plan
+from kfac.streams import used_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class FactorExchange:
                 triangle.zero_()
             else:
                 pack(total, triangle)
+                used_here(total)
         if not summarised:
             self._local_sums.append((tuple(items), buffer[:elements].sum()))
             counts.copy_(_row(samples, buffer))
@@ -148,6 +150,8 @@ class FactorExchange:
 
     def _summarised(self, messages: Sequence[tuple[Message, Tensor]], summary: Tensor) -> Received:
         totals = self._kept
+        for total in totals.values():
+            used_here(total)
         for message, buffer in messages:
             if message.root in (None, self._communicator.rank):
                 triangles, _ = self._parts(message.items, buffer.to(self._like.dtype))

@@ -27,6 +27,7 @@ from kfac.nonfinite import gradient_fault
 from kfac.planning import Message, Plan
 from kfac.preconditioning import precondition_gradients
 from kfac.recording import Recorder
+from kfac.streams import SideStream
 
 
 class Execution:
@@ -72,7 +73,9 @@ class Execution:
         self._alone = communicator.world_size == 1
         self._local = plan.schedule.factor_collective == "none" and not self._alone
         self._guards = Guards(warned)
-        self._queue = MessageQueue(communicator, recorder, self._pack)
+        own = next(parameters[0] for parameters in (*(layer.parameters for layer in layers), *groups) if parameters)
+        self._side = SideStream(torch.device("cpu") if self._alone else own.device)
+        self._queue = MessageQueue(communicator, recorder, self._pack, self._side)
         self._inversions: Inversions | None = None
         self._correction: EigenvalueCorrection | None = None
         self._collector: StatisticsCollector | None = None
@@ -270,9 +273,10 @@ class Execution:
         """Send what every rank must know of the factors, where their messages do not say it."""
         if not (self._plan.summarised and self.exchange and self._collecting):
             return None
-        with self._recorder.span("FactorComp", "summary"):
-            buffer = self.exchange.summary()
-        work = self._communicator.all_reduce(buffer, "kfac_FactorComm")
+        with self._side.work():  # where the parts of it were made
+            with self._recorder.span("FactorComp", "summary"):
+                buffer = self.exchange.summary()
+            work = self._communicator.all_reduce(buffer, "kfac_FactorComm")
         self._recorder.flight("FactorComm", "summary", work)
         return buffer, work
 

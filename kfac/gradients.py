@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kfac.layers import GradientAccess
+from kfac.streams import used_here
 
 
 class GradientsRead(GradientAccess):
@@ -104,6 +105,9 @@ class GradientAverager:
             (torch.zeros_like(p) if p.grad is None else p.grad).detach().reshape(-1).to(dtype) / self._world_size
             for p in parameters
         ]
+        for parameter in parameters:
+            if parameter.grad is not None:
+                used_here(parameter.grad)
         flags = torch.tensor([float(p.grad is not None) for p in parameters], dtype=dtype, device=flat[0].device)
         buffer = torch.cat([*flat, flags])
         if self._watching:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from kfac.communication import Communicator, Work
 from kfac.planning.plan import Message, MessageKind
 from kfac.recording import Recorder
+from kfac.streams import SideStream, used_here
 
 KIND = {"A": "FactorComm", "G": "FactorComm", "gradient": "GradComm"}
 """The timeline's kind of each kind of message."""
@@ -25,9 +27,17 @@ class MessageQueue:
         communicator: what carries them.
         recorder: records each one's flight.
         pack: makes a message's buffer from its items (called when it leaves).
+        side: where messages are packed and sent from, beside the passes; by default in line.
     """
 
-    def __init__(self, communicator: Communicator, recorder: Recorder, pack: Callable[[Message], Tensor]) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        recorder: Recorder,
+        pack: Callable[[Message], Tensor],
+        side: SideStream | None = None,
+    ) -> None:
+        self._side = side or SideStream(torch.device("cpu"))
         self._communicator = communicator
         self._recorder = recorder
         self._pack = pack
@@ -66,13 +76,14 @@ class MessageQueue:
     def _send(self) -> None:
         number = self._sent
         message = self._messages[number]
-        buffer = self._pack(message)
         name = f"{message.kind} message {number} ({len(message.items)} items)"
         label = f"kfac_{KIND[message.kind]}"
-        if message.root is None:
-            work = self._communicator.all_reduce(buffer, label)
-        else:
-            work = self._communicator.reduce(buffer, message.root, label)
+        with self._side.work():
+            buffer = self._pack(message)
+            if message.root is None:
+                work = self._communicator.all_reduce(buffer, label)
+            else:
+                work = self._communicator.reduce(buffer, message.root, label)
         self._recorder.flight(KIND[message.kind], name, work)
         self._flights.append((message, buffer, work))
         self._sent += 1
@@ -90,4 +101,5 @@ class MessageQueue:
         while self._flights:
             message, buffer, work = self._flights.popleft()
             work.wait()
+            used_here(buffer)
             yield message, buffer

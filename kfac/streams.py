@@ -1,0 +1,43 @@
+"""Work beside the current stream of a GPU; on a CPU the same calls do nothing.
+
+Memory of a tensor belongs to the stream on which it was made: the allocator may hand it out again as soon as the tensor
+is dropped, although another stream still reads it. :func:`used_here` keeps it from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class SideStream:
+    """A stream beside the current one, for what need not hold it up.
+
+    Args:
+        device: whose work this is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """What is issued within runs beside the current stream, after all that this one has been given so far.
+
+        Collectives issued within wait for it; who waits for a collective waits for it, too.
+        """
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+
+def used_here(tensor: Tensor) -> None:
+    """The current stream uses a tensor that another one has made: its memory stays until that is done."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
