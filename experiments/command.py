@@ -25,6 +25,7 @@ from experiments.settings import ConfigError
 
 CONFIG_SOURCE = "pkg://experiments.conf"
 DRY_RUN = "--dry-run"
+OPTIONS_WITH_VALUES = ("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p")
 USAGE_ERROR = 2
 FAILED = 1
 INTERRUPTED = 130
@@ -55,6 +56,7 @@ def run_command(name: str, task: Callable[[DictConfig], Any], check: Callable[[d
         restore_interrupts()
         if DRY_RUN in sys.argv and name == "train":
             sys.argv = as_dry_run(sys.argv)
+        sys.argv = options_first(sys.argv)
         check_arguments(sys.argv[1:])
         hydra.main(version_base="1.3", config_path=CONFIG_SOURCE, config_name=name)(command)()
     except _MISTAKES as error:
@@ -75,6 +77,17 @@ def as_dry_run(argv: Sequence[str]) -> list[str]:
     rest = [argument for argument in argv if argument != DRY_RUN]
     multirun = [] if {"-m", "--multirun"} & set(rest) else ["-m"]
     return [*rest[:1], *multirun, *rest[1:], "++site.dry_run=true"]
+
+
+def options_first(argv: Sequence[str]) -> list[str]:
+    """The command line with its options before its overrides: argparse takes no ``-m`` between two overrides."""
+
+    def overrides(place: int) -> bool:
+        text = argv[place]
+        return text[:1] in "~+" or ("=" in text and text[:1] != "-" and argv[place - 1] not in OPTIONS_WITH_VALUES)
+
+    places = sorted(range(1, len(argv)), key=overrides)
+    return [*argv[:1], *(argv[place] for place in places)]
 
 
 class _Command:

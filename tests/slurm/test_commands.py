@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
+from experiments.command import options_first
 from experiments.train import main as train
 from slurm import commands, manifest
 from slurm.__main__ import main
@@ -105,6 +106,19 @@ def test_what_only_the_owner_can_do(sweep, capsys, monkeypatch):
         == f"error: no permission to write {sweep}/manifest.jsonl: its owner alone can do this\n"
     )
     assert not (sweep.parents[1] / "cancelled").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("a=1 -m b=2,3", "-m a=1 b=2,3"),
+        ("a=1 --config-dir x=y +b=2 -m ~c", "--config-dir x=y -m a=1 +b=2 ~c"),
+        ("--help", "--help"),
+        ("", ""),
+    ],
+)
+def test_options_may_stand_anywhere(typed, read):
+    assert options_first(["train", *typed.split()]) == ["train", *read.split()]
 
 
 def test_a_grid_is_composed_once_and_only_shown(tmp_path, monkeypatch, capsys):
