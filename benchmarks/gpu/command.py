@@ -22,10 +22,10 @@ from benchmarks.gpu.parts import QUICK, Row, Sizes
 from benchmarks.gpu.timing import Timer, timer_for
 from benchmarks.pages import into_page, table
 from kfac.communication import LocalCommunicator
-from kfac.planning import ClusterProfile, PolynomialCost
+from kfac.planning import ClusterProfile
 from kfac.planning.costs import cost_to_dict
 from kfac.planning.shipped_profiles import load_shipped_cluster
-from kfac.profiling import fit_cost, profile_cluster
+from kfac.profiling import fit_inverse, profile_cluster
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -165,15 +165,14 @@ def cluster(setting: Setting, timer: Timer, inverses: Sequence[Row]) -> ClusterP
     own = profile_cluster(LocalCommunicator(), timer.device, dims, repeats=3 if setting.quick else setting.repeats)
     network = load_shipped_cluster(setting.collectives)
     eigh = [row for row in inverses if (row["method"], row["way"], row["precision"]) == ("eigh", "single", "float32")]
-    points = {"dims": [row["dim"] for row in eigh], "seconds": [row["seconds"] for row in eigh]}
-    coefficients, error = fit_cost([dim / 1000 for dim in points["dims"]], points["seconds"], (0, 1, 2, 3))
+    cost, points = fit_inverse([row["dim"] for row in eigh], [row["seconds"] for row in eigh])
     what = f"inverses measured on one {timer.hardware['hardware']}; collectives of the shipped profile, not measured"
     provenance = {
         **own.provenance,
         **timer.hardware,
         "what": what,
         "collectives": {"profile": setting.collectives, **network.provenance},
-        "eigh": {**points, "fit_error": error, "cost": cost_to_dict(PolynomialCost(tuple(coefficients), 1000.0))},
+        "eigh": {**points, "cost": cost_to_dict(cost)},
     }
     return replace(network, inverse=own.inverse, provenance=provenance)
 
