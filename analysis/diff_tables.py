@@ -82,7 +82,9 @@ def diff_page(diff: TimelineDiff, first: Source, second: Source) -> str:
     """A page of its own: both timelines on one axis, below them what differs per kind and per layer and message."""
     names = side_names(first, second)
     views = {name: source.typical for name, source in zip(names, (first, second), strict=True)}
-    below = _bars("Difference per kind", diff.kinds)
+    counts = " and ".join(str(len(source.timelines)) for source in (first, second))
+    below = f"<p>Above: of each side the iteration of median length. Below: averages over {counts} iterations.</p>"
+    below += _bars("Difference per kind", diff.kinds)
     below += _bars("Difference per layer and message", diff.parts[:ROWS])
     if len(diff.parts) > ROWS:
         left = sum(d.exposed_s for d in diff.parts[ROWS:]) * _MS
