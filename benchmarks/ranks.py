@@ -154,6 +154,23 @@ def _requests() -> Iterator[tuple[dict[str, Any], Callable[[Any], None]]]:
         yield json.loads(line), answer
 
 
+class Usage:
+    """What a rank uses from now on: bytes sent by its host, and processor time of the computing and other threads."""
+
+    def __init__(self) -> None:
+        self._start = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        own = time.thread_time()
+        return float(sent_bytes()), own, time.process_time() - own
+
+    def per(self, iterations: int) -> dict[str, float]:
+        """Of each of so many iterations; the caller's thread is the one that computes."""
+        used = [(now - before) / iterations for now, before in zip(self._now(), self._start, strict=True)]
+        return dict(zip(("sent_bytes", "computing_cpu_s", "other_cpu_s"), used, strict=True))
+
+
 def sent_bytes() -> int:
     """Bytes that this host has sent over the network since it was made, with all headers."""
     rows = (line.split() for line in Path("/proc/net/dev").read_text().splitlines()[2:])

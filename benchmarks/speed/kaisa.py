@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.checkout import import_kaisa
 from benchmarks.cost_worker import DAMPING, KL_CLIP, LEARNING_RATE
-from benchmarks.ranks import obey, sent_bytes
+from benchmarks.ranks import Usage, obey
 from benchmarks.workloads import WORKLOADS, Workload
 
 
@@ -72,11 +72,11 @@ class Worker:
         del self._contenders[strategy]
 
     def turn(self, strategy: str, iterations: int) -> dict[str, Any]:
-        """Train so many iterations: seconds and bytes per iteration."""
+        """Train so many iterations: seconds, bytes and processor time per iteration."""
         torch.distributed.barrier()
-        before = sent_bytes()
+        usage = Usage()
         seconds = self._contenders[strategy].run(iterations) / iterations
-        return {"seconds": seconds, "sent_bytes": (sent_bytes() - before) / iterations}
+        return {"seconds": seconds, **usage.per(iterations)}
 
 
 def main() -> None:

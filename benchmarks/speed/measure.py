@@ -25,8 +25,10 @@ CALIBRATION = 3
 """Iterations of the baseline that a rate is solved from."""
 CLOSE = 0.03
 """How near the ratio of communication to computing must come."""
-REPEATS = 2
+REPEATS = 3
 """Of each collective and inverse that is timed."""
+HOPELESS = 1.5
+"""Times the quickest strategy's iteration."""
 _TIMEOUT_S = 600.0
 
 
@@ -180,23 +182,31 @@ def set_rate(ours: Ranks, network: Network, ratio: float | None, say: Callable[[
 
 
 def strategies(workers: int) -> dict[str, dict[str, Any]]:
-    """KAISA's strategies by name: who preconditions (all ranks, one per layer, half of them), and packed or not."""
+    """KAISA's strategies by name.
+
+    Who preconditions a layer (all ranks, one, half of them), whole factors or triangles, in buckets of 25 MB (its
+    default) or each alone.
+    """
     fractions = {"COMM_OPT": 1.0, "MEM_OPT": 1 / workers}
     if workers > 2:
         fractions["HYBRID_OPT"] = 0.5
     return {
-        f"{name}{', symmetry-aware' if symmetric else ''}": {"grad_worker_fraction": f, "symmetry_aware": symmetric}
-        for name, f in fractions.items()
+        f"{name}{', triangles' if symmetric else ''}{', buckets' if bucket_mb else ''}": {
+            "grad_worker_fraction": fraction,
+            "symmetry_aware": symmetric,
+            "allreduce_bucket_cap_mb": bucket_mb,
+        }
+        for name, fraction in fractions.items()
         for symmetric in (False, True)
+        for bucket_mb in (25, 0)
     }
 
 
-UNBUCKETED = {"allreduce_bucket_cap_mb": 0}
-"""Every factor travels alone; by default they share buckets of 25 MB."""
-
-
 def best_strategy(theirs: Ranks, part: Part, layers: Iterable[str]) -> dict[str, Any]:
-    """Try all strategies in buckets, then the quickest without; the quickest of all is built when this returns."""
+    """Try all strategies; the quickest of all is built when this returns.
+
+    One whose first iteration takes much longer than the quickest's gets no second.
+    """
     tried: dict[str, float] = {}
     best = ""
 
@@ -206,17 +216,16 @@ def best_strategy(theirs: Ranks, part: Part, layers: Iterable[str]) -> dict[str,
         if covered != list(layers):
             different = sorted(set(covered) ^ set(layers))
             raise UnlikeLayersError(f"only one of the K-FACs preconditions {', '.join(different)}")
-        turn(theirs, 1, strategy=name)
-        tried[name] = turn(theirs, part.iterations, strategy=name)["seconds"]
+        tried[name] = turn(theirs, 1, strategy=name)["seconds"]
+        if not best or tried[name] < HOPELESS * tried[best]:
+            tried[name] = turn(theirs, part.iterations, strategy=name)["seconds"]
         worse = name if best and tried[name] >= tried[best] else best
         best = best if worse == name else name
         if worse:
             theirs.ask("forget", strategy=worse)
 
-    found = strategies(part.workers)
-    for name, options in found.items():
+    for name, options in strategies(part.workers).items():
         attempt(name, options)
-    attempt(f"{best}, without buckets", {**found[best], **UNBUCKETED})
     return {"best": best, "tried_s": tried}
 
 

@@ -78,8 +78,8 @@ class Part:
         one = iteration_s * (1 + _EXPOSED * share * (self.ratio or 0.0)) * max(1.0, self.workers / 2)
         turns: float = len(self.variants) * (1 + self.rounds)
         if self.kaisa is not None:
-            strategies = 5 if self.workers == 2 else 7
-            turns += _KAISA * (self.rounds + 2 * strategies)
+            strategies = 8 if self.workers == 2 else 12
+            turns += _KAISA * (self.rounds + 1.5 * strategies)
         return _START_S + one * (_CALIBRATION + self.iterations * turns)
 
     def key(self) -> dict[str, Any]:

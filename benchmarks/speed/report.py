@@ -111,7 +111,7 @@ def goals(result: Result) -> list[Goal]:
 # ---------------------------------------------------------------------- tables
 
 TIMES = (
-    *("", "ms", "quartiles", "/ D-KFAC", "quartiles", "MB sent", "computing alone", "channel alone"),
+    *("", "ms", "quartiles", "/ D-KFAC", "quartiles", "MB sent", "CPU ms", "computing alone", "channel alone"),
     *("/ greater of both", "simulated", "/ bound"),
 )
 
@@ -131,6 +131,7 @@ def _times(result: Result, name: str) -> list[str]:
         row += ["", ""]
     found = result["variants"][name]
     row.append(f"{found['sent_bytes'] / 1e6:.2f}")
+    row.append(f"{_ms(found['computing_cpu_s'])} + {_ms(found['other_cpu_s'])}")
     if "simulated_s" not in found:
         return [*row, "", "", "", "", f"{median / result['bound_s']:.2f}"]
     row += [_ms(found["computing_alone_s"]), _ms(found["channel_alone_s"])]
@@ -162,9 +163,8 @@ def _ms(value: float) -> str:
 def chosen(result: Result) -> str:
     """What ``auto`` took."""
     switches = result["variants"][AUTO]["schedule"]
-    names = ["pipelining", "fusion", "gradient_pipelining", "factor_collective", "placement"]
-    names += ["inverse_broadcast", "inverse_fusion", "gradient_worker_fraction", "message_dtype"]
-    return ", ".join(f"{name}={switches[name]}" for name in names if name in switches)
+    names = [name for name in switches if name not in ("curvature", "threshold_bytes", "lbp_rule")]
+    return ", ".join(f"{name}={switches[name]}" for name in names)
 
 
 def part_report(result: Result) -> str:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.cost_worker import DAMPING, KL_CLIP, LEARNING_RATE
-from benchmarks.ranks import obey, sent_bytes
+from benchmarks.ranks import Usage, obey
 from benchmarks.speed.variants import BASELINE, VARIANTS
 from benchmarks.workloads import WORKLOADS, Workload, common_layers
 from kfac import KFAC, KFACConfig
@@ -89,19 +89,19 @@ class Worker:
         return sorted(layer.name for layer in self._contenders[BASELINE].kfac.layers)
 
     def turn(self, variant: str, iterations: int) -> dict[str, Any]:
-        """Train so many iterations: seconds and bytes per iteration, and where the last one's time went."""
+        """Train so many iterations: what each takes, and where the time of the last one went."""
         contender = self._contenders[variant]
         self._communicator.barrier()
-        before = sent_bytes()
+        usage = Usage()
         seconds = contender.run(iterations) / iterations
-        sent = (sent_bytes() - before) / iterations
+        used = usage.per(iterations)
         timeline = contender.last
         assert timeline is not None
         if variant == BASELINE:
             self._baseline.append(timeline)
         return {
             "seconds": seconds,
-            "sent_bytes": sent,
+            **used,
             "recorded_s": timeline.iteration_s,
             "exposed_s": timeline.breakdown_s(),
             "busy_s": timeline.busy_s(),
