@@ -67,11 +67,8 @@ def main() -> None:
     for name in options.sinks or SINKS:
         with tempfile.TemporaryDirectory() as folder:
             costs = costs_s(TrackingSettings(**SINKS[name]), options.steps, options.iteration_s, Path(folder))
-        load = os.getloadavg()[0]
-        print(
-            f"{name:12s}{load:6.1f}{1e3 * median(costs):13.4f}{1e3 * fmean(costs):11.4f}{1e3 * max(costs):14.1f}",
-            flush=True,
-        )  # noqa: T201
+        cells = (os.getloadavg()[0], 1e3 * median(costs), 1e3 * fmean(costs), 1e3 * max(costs))
+        print(f"{name:12s}" + "{:6.1f}{:13.4f}{:11.4f}{:14.1f}".format(*cells), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
