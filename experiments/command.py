@@ -19,7 +19,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.arguments import check_arguments, describe_unreadable
+from experiments.arguments import check_arguments, describe_unreadable, group_choices
 from experiments.interrupts import restore_interrupts
 from experiments.settings import ConfigError
 
@@ -234,7 +234,8 @@ def _unknown_key(name: str, key: str) -> str:
 
 def _known_config(name: str, hydras: bool = False) -> dict[str, Any]:
     """The configuration with the groups chosen on the command line, where they go together; or Hydra's own part."""
-    choices = [argument for argument in sys.argv[1:] if re.fullmatch(r"[a-z_/]+=[\w-]+", argument)]
+    found = (re.fullmatch(r"([a-z_/]+)=[\w-]+", argument) for argument in sys.argv[1:])
+    choices = [choice[0] for choice in found if choice and group_choices(choice[1])]
     GlobalHydra.instance().clear()
     with hydra.initialize_config_module("experiments.conf", version_base="1.3"):
         try:

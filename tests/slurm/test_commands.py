@@ -121,6 +121,14 @@ def test_options_may_stand_anywhere(typed, read):
     assert options_first(["train", *typed.split()]) == ["train", *read.split()]
 
 
+def test_a_key_of_the_site_without_its_prefix_is_told(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["train", "-m", "site=slurm", "gpus_per_node=4", "cpus_per_task=4"])
+    with pytest.raises(SystemExit) as end:
+        train()
+    assert end.value.code == 2
+    assert "unknown key cpus_per_task (did you mean site.cpus_per_task?)" in capsys.readouterr().err
+
+
 def test_a_grid_is_composed_once_and_only_shown(tmp_path, monkeypatch, capsys):
     composed = []
 
