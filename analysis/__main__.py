@@ -197,6 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments and arguments[0] in _COMMANDS:
             return _COMMANDS[arguments[0]](arguments[1:])
+        if arguments and not arguments[0].startswith("-") and not Path(arguments[0]).exists():
+            raise ValueError(f"no folder {arguments[0]} and no command of that name; commands: {', '.join(_COMMANDS)}")
         return _show_runs(arguments)
     except run_commands.NoRunsError as error:
         print(error, file=sys.stderr)

@@ -188,6 +188,7 @@ def test_output_files(runs, tmp_path, capsys, suffix, mark):
     [
         (["compare", "nowhere", "{runs}"], "no folder nowhere; for a schedule or a run's id say --among"),
         (["compare", "dkfac", "nonsense", "--among", "{runs}"], "'nonsense' below"),
+        (["compair", "{runs}"], "no folder compair and no command of that name; commands: timeline, diff"),
         (["scaling", "{runs}"], "world_size=1,2,4"),
         (["export", "{runs}", "--output", "x.xls"], "choices: .csv"),
         (["diff", "nowhere"], "no run record in nowhere"),
