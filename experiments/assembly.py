@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -139,7 +140,7 @@ def assemble(
     site: Site,
     *,
     kfac: KFACConfig,
-    schedule: str | ScheduleConfig,
+    schedule: str | Mapping[str, Any] | ScheduleConfig,
     profiles: tuple[ModelProfile | None, ClusterProfile | None] = (None, None),
 ) -> Learner:
     """A learner whose model is a function of the seed, the same on every rank; collective."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from experiments.arguments import per_pattern
 from experiments.data import TEXT_DATA, count_training_samples, raw_shape
 from experiments.groups import (
+    REPLAN_AFTER,
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
@@ -180,6 +181,10 @@ class TrainConfig(CommonConfig):
         file_name("name", self.name)
         folder("runs", self.runs)
         self.profiles()
+        if (after := self.replan_after) is not None and (self.iterations is None or self.iterations > after):
+            # What an iteration takes is said of those under the plan that stays, once the first of them is over.
+            object.__setattr__(self, "warmup", max(self.warmup, after + 1))
+            object.__setattr__(self, "timeline", replace(self.timeline, start=max(self.timeline.start, after + 1)))
 
     def profiles(self) -> tuple[ModelProfile | None, ClusterProfile | None]:
         """The profiles that were given by file or name; None where they are measured or left to the default."""
@@ -190,7 +195,18 @@ class TrainConfig(CommonConfig):
     @property
     def measures(self) -> bool:
         """Whether this machine is profiled before the run: asked for, and of use to the schedule."""
-        return self.cluster == MEASURE and self.world_size > 1 and self.schedule.needs_profiles
+        known = not self.schedule.needs_profiles or self.replan_after is not None
+        return self.cluster == MEASURE and self.world_size > 1 and not known
+
+    @property
+    def replan_after(self) -> int | None:
+        """Iterations after which the run plans anew from its own times; None: never."""
+        after = self.schedule.replan_after
+        if self.world_size == 1 or after is None:
+            return None
+        if isinstance(after, int):
+            return after
+        return REPLAN_AFTER if self.cluster == MEASURE else None
 
     def to_dict(self) -> dict[str, Any]:
         """The nested plain form, which :meth:`from_dict` reads back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.data import DATA_NAMES
@@ -11,6 +11,9 @@ from experiments.models import ACTIVATIONS, AUTOENCODER, MODEL_NAMES, POOLINGS
 from experiments.settings import ConfigError, at_least, file_name, fits, one_of
 from kfac.planning import ScheduleConfig
 from kfac.schedules import AUTO, NAMED_SCHEDULES
+
+REPLAN_AFTER = 10
+"""Iterations after which a run that knows no costs plans anew from its own."""
 
 _COSTED_FUSION = ("greedy", "optimal")
 _COSTED_PLACEMENT = ("lbp", "optimized")
@@ -68,32 +71,55 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """A schedule's name with its switches (None for ``auto``, which finds them)."""
+    """A schedule's name with its switches.
+
+    Args:
+        name: its name.
+        switches: all of them; None for ``auto``, which finds them.
+        fixed: those that ``auto`` does not choose.
+        replan_after: iterations after which ``auto`` plans anew from the run's own times; ``auto``:
+            :data:`REPLAN_AFTER` where nothing else says what things cost; None: never.
+    """
 
     name: str
     switches: ScheduleConfig | None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    replan_after: int | str | None = None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ScheduleSettings:
-        """The value of a group of ``name`` and all switches, or of ``name: auto`` alone."""
+        """The value of a group of ``name`` and all switches, or of ``name: auto`` and those that are fixed."""
         switches = dict(data)
         name = switches.pop("name", None)
         if not isinstance(name, str) or not name:
             raise ConfigError(f"schedule.name={name!r} is not a name")
         file_name("schedule.name", name)
         fits("schedule", switches)
-        if name == AUTO and not switches:
-            return cls(name=name, switches=None)
+        if name == AUTO:
+            after = switches.pop("replan_after", AUTO)
+            if after not in (AUTO, None) and (isinstance(after, bool) or not isinstance(after, int) or after < 1):
+                raise ConfigError(f"schedule.replan_after={after!r} is not a number of iterations, auto or null")
+            ScheduleConfig.from_dict(switches)  # checks keys and values
+            if switches.get("factor_collective") == "none" and after is not None:
+                raise ConfigError(
+                    "schedule.factor_collective=none leaves every rank its own statistics, so that none can measure "
+                    "all of them: schedule.replan_after=null"
+                )
+            return cls(name=name, switches=None, fixed=switches, replan_after=after)
         return cls(name=name, switches=ScheduleConfig.from_dict(switches))
 
     @property
-    def value(self) -> str | ScheduleConfig:
+    def value(self) -> str | dict[str, Any] | ScheduleConfig:
         """What :class:`kfac.KFAC` takes."""
+        if self.fixed:
+            return {"name": self.name, **self.fixed}
         return self.switches or self.name
 
     @property
     def label(self) -> str:
         """The name, with what differs from the schedule of that name: ``spdkfac+pipelining=none``."""
+        if self.fixed:
+            return "+".join([self.name, *(f"{key}={value}" for key, value in self.fixed.items())])
         named = NAMED_SCHEDULES.get(self.name)
         if named is None or self.switches is None:
             return self.name
@@ -111,7 +137,9 @@ class ScheduleSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """The group this was read from."""
-        return {"name": self.name, **(self.switches.to_dict() if self.switches else {})}
+        if self.switches is None:
+            return {"name": self.name, "replan_after": self.replan_after, **self.fixed}
+        return {"name": self.name, **self.switches.to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)

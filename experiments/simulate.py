@@ -14,11 +14,13 @@ from omegaconf import DictConfig
 
 from experiments.command import plain, run_command
 from experiments.config import SimulateConfig
+from experiments.records import write_json
 from experiments.settings import ConfigError
 from experiments.timeline_view import write_html, write_png
 from experiments.train import set_up_logging
+from kfac.choice import choose
 from kfac.planning import Plan
-from kfac.schedules import make_plan
+from kfac.schedules import AUTO, make_plan
 from kfac.simulation import simulate
 from kfac.timeline import KINDS, OTHER, Timeline
 
@@ -35,16 +37,23 @@ def run(settings: DictConfig) -> None:
     config = SimulateConfig.from_dict(plain(settings))
     set_up_logging(0)
     model, cluster = config.profiles()
+    choice = None
     try:
-        plan = make_plan(config.schedule.value, model, cluster)
+        if config.schedule.name == AUTO:
+            choice = choose(config.schedule.value, model, cluster)
+        plan = choice.plan if choice else make_plan(config.schedule.value, model, cluster)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     timeline = simulate(plan, model, cluster)
     name = f"{model.name.replace('/', '_')}-{config.schedule.label}-w{cluster.world_size}"
     logger.info("%s", describe(name, plan, timeline))
+    if choice:
+        logger.info("%s", choice)
     output = Path(config.output)
     try:
         output.mkdir(parents=True, exist_ok=True)
+        if choice:
+            write_json(output / f"{name}.choice.json", choice.to_dict())
         timeline.to_chrome_trace(output / f"{name}.trace.json")
         write_png(timeline, output / f"{name}.png", f"{name}, simulated")
         write_html(timeline, output / f"{name}.html", f"{name}, simulated")

@@ -28,8 +28,14 @@ from experiments.settings import ConfigError
 from experiments.sharding import Shards, derive_seed
 from experiments.summary import describe_metric, merged_timelines, render_timelines, summarise
 from experiments.tracking import open_tracker
+from kfac.choice import Choice, choose
 from kfac.communication import shutdown
 from kfac.planning import ClusterProfile, ModelProfile
+from kfac.planning.shipped_profiles import estimate_model_profile, load_shipped_cluster
+from kfac.replanning import Replanner
+from kfac.schedules import AUTO
+from kfac.setup import suitable
+from kfac.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
@@ -147,14 +153,38 @@ class Training:
             kfac = config.kfac_config(lr=self._learning_rate)
         schedule = config.schedule.value
         learner = assemble(config, self.data, self.site, kfac=kfac, schedule=schedule, profiles=profiles)
+        self.replanner = self._replanner(learner)
         if self.rank == 0:
             if learner.preconditioner.plan.schedule.curvature:
                 logger.info("%s", learner.preconditioner.summary())
                 logger.info("%s", learner.preconditioner.plan)
+            if config.schedule.name == AUTO and self.replanner is None:
+                self._note_choice(_explain(learner, *profiles))
             for name, profile in zip(("model_profile.json", "cluster_profile.json"), profiles, strict=True):
                 if profile is not None:
                     self.record.write(name, profile.to_dict())
         return learner
+
+    def _replanner(self, learner: Learner) -> Replanner | None:
+        after = self.config.replan_after
+        if after is None:
+            return None
+        if self.rank == 0:
+            late = "" if after < self.iterations else f", which is beyond the {self.iterations} of the run"
+            logger.info("planning anew from the run's own times after %d iterations%s", after, late)
+        return Replanner(
+            learner.preconditioner,
+            learner.recorder,
+            after=after,
+            iterations=self.config.profiling.iterations,
+            repeats=self.config.profiling.repeats,
+            communicator=self.site.communicator,
+            name=self.config.model.name,
+        )
+
+    def _note_choice(self, choice: Choice, **more: Any) -> None:
+        logger.info("%s", choice)
+        self.record.write("choice.json", {**choice.to_dict(), **more})
 
     def _profiles(self) -> tuple[ModelProfile | None, ClusterProfile | None]:
         """What to plan from: given, recorded by this run before it was interrupted, or measured now."""
@@ -194,6 +224,8 @@ class Training:
                 self.learner.model.load_state_dict({**shared["model"], **own["buffers"]})
                 self.learner.optimizer.load_state_dict(shared["optimizer"])
                 self.learner.preconditioner.load_state_dict(shared["kfac"])
+                if self.replanner:
+                    self.replanner.load_state_dict(shared["replanner"])
             except (KeyError, RuntimeError, ValueError) as error:  # saved by other code than this
                 raise ConfigError(
                     f"{self.checkpoints.folder}: the checkpoint before iteration {start} does not fit: "
@@ -232,6 +264,8 @@ class Training:
         for iteration in range(start, self.iterations):
             self._iterate(iteration, batches)
             done = iteration + 1
+            if self.replanner and self.replanner.due:
+                self._replan(iteration, self.replanner)
             last = done == self.iterations
             saves = config.checkpoint.every is not None and done % config.checkpoint.every == 0
             evaluates = self._evaluates(done)
@@ -251,7 +285,9 @@ class Training:
 
     def _iterate(self, iteration: int, batches: Iterator[Batch]) -> None:
         recorder = self.learner.recorder
-        records = iteration in self.recorded
+        measures = self.replanner is not None and self.replanner.measuring
+        shows = iteration in self.recorded
+        records = measures or shows
         lr = self._learning_rate(iteration)
         if records:
             self.site.communicator.barrier()
@@ -263,12 +299,32 @@ class Training:
         loss, metric = self.learner.step(batch, lr)
         self.clock.end()
         self.pending.append((iteration, lr, loss, metric))
+        timeline = recorder.stop() if records else None
+        if self.replanner:
+            self.replanner.note(timeline if measures else None)
+        if timeline is not None and shows:
+            self._write(timeline, iteration)
         if records:
-            path = self.record.timeline_path(iteration, self.rank)
-            patiently(lambda: path.parent.mkdir(exist_ok=True), "writing a timeline")
-            timeline = recorder.stop()
-            patiently(lambda: timeline.to_chrome_trace(path), "writing a timeline")
             self.site.communicator.barrier()
+
+    def _write(self, timeline: Timeline, iteration: int) -> None:
+        path = self.record.timeline_path(iteration, self.rank)
+        patiently(lambda: path.parent.mkdir(exist_ok=True), "writing a timeline")
+        patiently(lambda: timeline.to_chrome_trace(path), "writing a timeline")
+
+    def _replan(self, iteration: int, replanner: Replanner) -> None:
+        """Plan anew from the run's own times, between two timed iterations; collective."""
+        found = replanner.replan()
+        if self.rank == 0:
+            facts = found.to_dict()["replanned"]
+            logger.info("%s", found)
+            self.record.write("model_profile.json", found.profile.model.to_dict())
+            self.record.write("cluster_profile.json", found.profile.cluster.to_dict())
+            self.record.write("plan.json", self.learner.preconditioner.plan.to_dict())
+            self.record.write("choice.json", found.to_dict())
+            row = {"simulated_s": found.choice.iteration_s, **{k: v for k, v in facts.items() if k.endswith("_s")}}
+            self.tracker.log({"kind": "replan", "iter": iteration, **row})
+        self.site.communicator.barrier()
 
     def _report(self, done: int) -> bool:
         """Average and log the iterations since the last report; whether some rank was asked to stop. Collective."""
@@ -328,6 +384,7 @@ class Training:
             "model": parameters,
             "optimizer": self.learner.optimizer.state_dict(),
             "kfac": self.learner.preconditioner.state_dict(),
+            **({"replanner": self.replanner.state_dict()} if self.replanner else {}),
         }
         own = {"buffers": {key: value for key, value in model.items() if key in buffers}, "random": _random_state()}
         self.checkpoints.save(done, shared, own)
@@ -359,6 +416,14 @@ class Training:
         except Exception as error:  # a damaged row or timeline, a font that is missing: the training is done
             logger.warning("%s: the summary or the pictures are not complete: %r", self.record.path, error)
         self.checkpoints.remove()
+
+
+def _explain(learner: Learner, model: ModelProfile | None, cluster: ClusterProfile | None) -> Choice:
+    """Why ``auto`` has chosen the learner's plan."""
+    kfac = learner.preconditioner
+    schedule: Any = suitable(kfac.schedule, kfac.config)
+    model = model or estimate_model_profile("model", kfac.layer_sizes)
+    return choose(schedule, model, cluster or load_shipped_cluster(), kfac.plan.world_size)
 
 
 def _random_state() -> dict[str, Tensor]:

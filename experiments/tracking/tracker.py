@@ -27,8 +27,8 @@ LAST_WORDS_S = 5.0
 SPARE_S = 5.0
 """Added where a sink has the same limit itself, so that its own message comes first."""
 FILES = (
-    *("run.json", "config.json", "plan.json", "model_profile.json", "cluster_profile.json", "environment.json"),
-    *("code.diff", "summary.json", "timeline.html", "timeline.png"),
+    *("run.json", "config.json", "plan.json", "choice.json", "model_profile.json", "cluster_profile.json"),
+    *("environment.json", "code.diff", "summary.json", "timeline.html", "timeline.png"),
 )
 """What sinks that keep files get of a record; metrics and timelines go their own way."""
 

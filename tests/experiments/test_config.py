@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.command import CONFIG_SOURCE, _Command, describe, plain
 from experiments.config import SimulateConfig, TrainConfig
 from experiments.groups import TimelineSettings
+from experiments.settings import ConfigError
 from kfac.config import KFACConfig
 from kfac.schedules import NAMED_SCHEDULES
 
@@ -246,9 +247,45 @@ def test_measuring_only_where_it_is_of_use():
         name: config(f"schedule={name}", "world_size=2").measures
         for name in ("sgd", "dkfac", "mpdkfac", "spdkfac", "auto")
     }
-    assert wanted == {"sgd": False, "dkfac": False, "mpdkfac": False, "spdkfac": True, "auto": True}
+    assert wanted == {"sgd": False, "dkfac": False, "mpdkfac": False, "spdkfac": True, "auto": False}
+    assert config("schedule=auto", "world_size=2", "schedule.replan_after=null").measures
     assert not config("schedule=spdkfac", "world_size=1").measures
     assert not config("schedule=spdkfac", "world_size=2", "cluster=default").measures
+
+
+def test_auto_plans_anew_where_nothing_else_says_what_things_cost():
+    def after(*overrides):
+        return config("schedule=auto", "world_size=2", *overrides).replan_after
+
+    assert after() == 10
+    assert after("cluster=default") is None
+    assert after("cluster=default", "schedule.replan_after=7") == 7
+    assert after("schedule.replan_after=null") is None
+    assert after("world_size=1") is None
+    assert config("schedule=spdkfac", "world_size=2").replan_after is None
+
+
+def test_times_are_of_the_plan_that_stays():
+    replanned = config("schedule=auto", "world_size=2", "schedule.replan_after=20", "timeline.start=5")
+    assert (replanned.warmup, replanned.timeline.start) == (21, 21)
+    assert TrainConfig.from_dict(replanned.to_dict()) == replanned
+    short = config("schedule=auto", "world_size=2", "iterations=8", "timeline.start=5")
+    assert (short.warmup, short.timeline.start) == (3, 5)
+
+
+def test_auto_with_fixed_switches():
+    settings = config("schedule=auto", "+schedule.fusion=none", "world_size=2").schedule
+    assert settings.value == {"name": "auto", "fusion": "none"}
+    assert settings.label == "auto+fusion=none"
+    assert config("schedule=auto").schedule.value == "auto"
+    with pytest.raises(ConfigError, match="replan_after=0 is not a number of iterations"):
+        config("schedule=auto", "schedule.replan_after=0")
+    with pytest.raises(ConfigError, match=r"schedule\.fusion='some'"):
+        config("schedule=auto", "+schedule.fusion=some")
+    local = ("+schedule.factor_collective=none", "+schedule.gradient_worker_fraction=0.0")
+    with pytest.raises(ConfigError, match=r"schedule\.replan_after=null"):
+        config("schedule=auto", *local)
+    assert config("schedule=auto", *local, "schedule.replan_after=null").replan_after is None
 
 
 def test_recorded_iterations():
