@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from kfac.planning import ScheduleConfig
 from kfac.timeline import KIND_COLORS
-from paper_figures import published, simulated
+from paper_figures import interference, published, simulated
 from paper_figures.item import Context, Made, Provenance
 from paper_figures.style import EDGE, PAGE_IN, paper_style, save
 
@@ -46,7 +46,7 @@ def bars(key: str, provenance: Provenance) -> list[Bar]:
             provenance.add(f"{key}/published/{algorithm}/{kind}", number.value, number.status, **number.origin())
         made.append(Bar(algorithm, "P", {kind: number.value for kind, number in sourced.items()}))
         made.append(_simulated_bar(key, algorithm, "S", simulated.SCHEDULES[algorithm], provenance))
-    made.append(_simulated_bar(key, "SPD-KFAC", "S*", simulated.AS_RUN, provenance))
+    made.append(_simulated_bar(key, "SPD-KFAC", "S*", interference.AS_RUN, provenance))
     return made
 
 

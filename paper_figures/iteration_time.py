@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analysis.tables import Cell, Column, Table
 from kfac.planning import ScheduleConfig
-from paper_figures import published, simulated
+from paper_figures import interference, published, simulated
 from paper_figures.item import Context, Made, Provenance, write_table
 
 NAME = "iteration_time"
@@ -59,7 +59,7 @@ def _row(key: str, provenance: Provenance) -> tuple[Cell, ...]:
             ratio = seconds_of[over] / seconds_of["SPD-KFAC"]
             row.append(ratio)
             provenance.add(f"{key}/{tag}/{name}", ratio, tag, ratio_of=[f"{key}/{tag}/{a}" for a in (over, "SPD-KFAC")])
-    return (*row, _simulate(key, AS_RUN, simulated.AS_RUN, provenance))
+    return (*row, _simulate(key, AS_RUN, interference.AS_RUN, provenance))
 
 
 def _simulate(key: str, algorithm: str, schedule: ScheduleConfig, provenance: Provenance) -> float:

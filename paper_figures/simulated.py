@@ -1,4 +1,4 @@
-"""The paper's comparison on the paper's cluster by simulation, from the profiles shipped with ``kfac``."""
+"""The paper's comparison on the paper's cluster by simulation: an ideal one, and one with interference fitted to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kfac.planning import ClusterProfile, LinearCost, ModelProfile, Plan, Polyno
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
 from kfac.schedules import NAMED_SCHEDULES, make_plan
 from kfac.simulation import simulate
-from paper_figures import published
+from paper_figures import interference, published
 from paper_figures.item import Provenance
 from paper_figures.paper_cluster import CLUSTER_NAME
 
@@ -20,8 +20,6 @@ SCHEDULES: Mapping[str, ScheduleConfig] = {
     "SPD-KFAC": NAMED_SCHEDULES["spdkfac"],
 }
 """The schedule of each algorithm of the paper."""
-AS_RUN = replace(NAMED_SCHEDULES["spdkfac"], lbp_rule=published.lbp_threshold_dim())
-"""SPD-KFAC as the authors' final runs had it: a dimension threshold in place of the rule that the paper describes."""
 PRECONDITIONING = (
     "Preconditioning is inside FactorComp, as in the paper's bars: they are differences between runs with parts left "
     "out, and every run with K-FAC preconditions."
@@ -57,10 +55,16 @@ def model(key: str) -> ModelProfile:
 
 
 @cache
-def simulated(key: str, schedule: ScheduleConfig) -> Simulated:
-    """One of the paper's models under a schedule on the paper's cluster."""
+def simulated(key: str, schedule: ScheduleConfig, fitted: bool = False) -> Simulated:
+    """One of the paper's models under a schedule on the paper's cluster.
+
+    Args:
+        key: the model.
+        schedule: planned with the shipped profile, whose all-reduce has the constants of the authors' planner.
+        fitted: whether it is executed with the interference of :mod:`paper_figures.interference`, or ideally.
+    """
     plan = make_plan(schedule, model(key), cluster())
-    levels_s = exclusion_levels_s(plan, model(key), cluster())
+    levels_s = exclusion_levels_s(plan, model(key), interference.load().cluster(key) if fitted else cluster())
     # Rounded to a picosecond, so that a difference of two equal sums is zero.
     steps_s = [round(b - a, 12) + 0.0 for a, b in zip((0.0, *levels_s), levels_s, strict=False)]
     return Simulated(levels_s[-1], dict(zip(published.KINDS, steps_s, strict=True)), plan)
@@ -108,10 +112,12 @@ def _statistics_in_passes(model: ModelProfile) -> ModelProfile:
     return replace(model, layers=layers, update_s=model.update_s + precondition_s)
 
 
-def add_input(provenance: Provenance, key: str, algorithm: str, schedule: ScheduleConfig) -> str:
-    """Record what leads from simulated numbers to their inputs: shipped profiles, switches, plan; returns its name."""
-    name = f"simulation of {key} under {algorithm}"
+def add_input(provenance: Provenance, key: str, algorithm: str, schedule: ScheduleConfig, fitted: bool = False) -> str:
+    """Record what leads from simulated numbers to their inputs: profiles, switches, plan; returns its name."""
+    name = f"simulation of {key} under {algorithm}" + (" with interference" if fitted else "")
     provenance.inputs["cluster_profile"] = dict(cluster().provenance)
+    if fitted:
+        provenance.inputs["interference"] = f"paper_figures/{interference.PATH.name}, by {interference.COMMAND}"
     provenance.inputs[name] = {
         "model_profile": f"kfac/planning/shipped/models/{key}.json",
         "cluster_profile": f"kfac/planning/shipped/{CLUSTER_NAME}.json",

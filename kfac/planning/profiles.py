@@ -130,6 +130,33 @@ _COSTS = ("all_reduce", "reduce", "broadcast", "inverse")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Interference:
+    """What an ideal model of a cluster leaves out. The simulation knows it, the rules that make plans do not.
+
+    Args:
+        slowdown: the part of its speed that computing loses while a collective is under way, 0 (none) to 1 (it stands
+            still): collectives occupy the accelerator, its memory and the bus.
+        item_s: seconds that a sum over the ranks takes longer for each factor or gradient in the message: negotiation,
+            and copies into and out of it.
+        wait_s: seconds per iteration of more than one rank that no message accounts for: waiting for the slowest rank,
+            for data, for the runtime.
+    """
+
+    slowdown: float = 0.0
+    item_s: float = 0.0
+    wait_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key in ("slowdown", "item_s", "wait_s"):
+            object.__setattr__(self, key, number(f"interference: {key}", getattr(self, key)))
+        if self.slowdown > 1:
+            raise ValueError(f"interference: slowdown is a part of the speed, from 0 to 1, got {self.slowdown!r}")
+
+
+NO_INTERFERENCE = Interference()
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterProfile:
     """Cost models of a cluster at a world size.
 
@@ -177,12 +204,16 @@ class ClusterProfile:
         Raises:
             ValueError: for missing, unknown or wrongly typed keys, naming them.
         """
+        if cls is ClusterProfile and isinstance(data, Mapping) and "interference" in data:
+            return DisturbedCluster.from_dict(data)
         found = keys_of(cls, "cluster profile", data)
         for key in _COSTS:
             try:
                 found[key] = cost_from_dict(found[key])
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from error
+        if "interference" in found:
+            found["interference"] = Interference(**keys_of(Interference, "interference", found["interference"]))
         return cls(**found)
 
     def save(self, path: Path | str) -> None:
@@ -197,6 +228,42 @@ class ClusterProfile:
             ValueError: if the file is missing or is no cluster profile, naming it and the key.
         """
         return _load(path, "cluster profile", cls.from_dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisturbedCluster(ClusterProfile):
+    """A cluster on which communication and computing get in each other's way.
+
+    Args:
+        interference: how; one rank alone has none.
+    """
+
+    interference: Interference
+
+    def at(self, world_size: int) -> ClusterProfile:
+        """The same costs and interference for another number of ranks; one rank has neither."""
+        found = super().at(world_size)
+        return DisturbedCluster.disturbed(found, NO_INTERFERENCE if found.world_size == 1 else self.interference)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form.
+
+        Raises:
+            TypeError: if a cost is a plain callable.
+        """
+        return {**super().to_dict(), "interference": asdict(self.interference)}
+
+    @classmethod
+    def disturbed(cls, cluster: ClusterProfile, interference: Interference) -> DisturbedCluster:
+        """A cluster with interference."""
+        costs = {key: getattr(cluster, key) for key in _COSTS}
+        provenance = cluster.provenance
+        return cls(world_size=cluster.world_size, **costs, provenance=provenance, interference=interference)
+
+
+def interference_of(cluster: ClusterProfile) -> Interference:
+    """How communication and computing get in each other's way on a cluster: not at all unless it says so."""
+    return cluster.interference if isinstance(cluster, DisturbedCluster) else NO_INTERFERENCE
 
 
 def _load(path: Path | str, what: str, from_dict: Callable[[Any], _Profile]) -> _Profile:

@@ -41,7 +41,7 @@ def run_tasks(tasks: Sequence[Task], in_order: Collection[Hashable] = ()) -> lis
     for task in tasks:
         if not task.duration_s >= 0:
             raise ValueError(f"task {task.name!r}: duration {task.duration_s!r} is not a number of seconds >= 0")
-    waits_for, releases = _dependencies(tasks, in_order)
+    waits_for, releases = dependencies(tasks, in_order)
     times: list[tuple[float, float] | None] = [None] * len(tasks)
     busy: set[Hashable] = set()
     waiting = [(task.priority, 0.0, i) for i, task in enumerate(tasks) if not waits_for[i]]
@@ -76,7 +76,7 @@ def run_tasks(tasks: Sequence[Task], in_order: Collection[Hashable] = ()) -> lis
     return [time for time in times if time is not None]
 
 
-def _dependencies(tasks: Sequence[Task], in_order: Collection[Hashable]) -> tuple[list[int], list[list[int]]]:
+def dependencies(tasks: Sequence[Task], in_order: Collection[Hashable]) -> tuple[list[int], list[list[int]]]:
     """How many tasks each one waits for, and which tasks each one releases."""
     waits_for = [0] * len(tasks)
     releases: list[list[int]] = [[] for _ in tasks]

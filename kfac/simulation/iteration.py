@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from kfac.planning.costs import checked_cost, inverse_dim
 from kfac.planning.plan import Plan
-from kfac.planning.profiles import ClusterProfile, ModelProfile
+from kfac.planning.profiles import ClusterProfile, ModelProfile, interference_of
+from kfac.simulation.contention import run_slowed
 from kfac.simulation.events import Task, run_tasks
 from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE, Span, Timeline
 
@@ -58,7 +59,7 @@ def simulated_second_order_s(plan: Plan, model: ModelProfile, cluster: ClusterPr
     """Seconds from the arrival of all messages until every rank has every preconditioned gradient."""
     graph = _Graph(plan, model, cluster.at(plan.world_size), coarse=True)
     graph.add_second_order(graph.add_step(()))
-    return max((end for _, end in run_tasks(graph.tasks, graph.resources)), default=0.0)
+    return max((end for _, end in graph.run()), default=0.0)
 
 
 def _run(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> tuple[_Graph, list[tuple[float, float]]]:
@@ -66,7 +67,7 @@ def _run(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> tuple[_Gra
     plan.check_model(model)
     graph = _Graph(plan, model, cluster.at(plan.world_size))
     graph.build()
-    return graph, run_tasks(graph.tasks, graph.resources)
+    return graph, graph.run()
 
 
 def _iteration_s(times: list[tuple[float, float]], model: ModelProfile) -> float:
@@ -116,6 +117,7 @@ class _Graph:
 
     def __post_init__(self) -> None:
         self.lanes = lane_counts(self.plan)
+        self.interference = interference_of(self.cluster)
         self.resources = {_CHANNEL, *((COMPUTE_LANE, rank) for rank in (_EVERY_RANK, *self.lanes))}
         self.all_reduce = checked_cost("all_reduce", self.cluster.all_reduce)
         self.reduce = checked_cost("reduce", self.cluster.reduce)
@@ -125,6 +127,13 @@ class _Graph:
         """Per factor after what it can be inverted, where that may be before all messages have arrived."""
         self.factor_index = {(f.layer, f.side): i for i, f in enumerate(self.plan.factors)}
 
+    def run(self) -> list[tuple[float, float]]:
+        """Start and end of every task."""
+        slowdown = self.interference.slowdown
+        if not slowdown:
+            return run_tasks(self.tasks, self.resources)
+        return run_slowed(self.tasks, self.resources, _CHANNEL, slowdown)
+
     def build(self) -> None:
         layers = [layer for layer in self.model.layers if (layer.name, "A") in self.factor_index]
         # Up to the inversions all ranks do the same at the same time, unless each has statistics of its own.
@@ -133,7 +142,7 @@ class _Graph:
         for rank in self.lanes if local else (_EVERY_RANK,):
             self._passes(rank, {layers[k].name for k in self.plan.statistics_of(rank)}, ready)
         arrived = self._messages(ready)
-        step = self.add_step((*ready.backward_end, *arrived))
+        step = self.add_step((*ready.backward_end, *arrived), self.interference.wait_s)
         if self.plan.schedule.inverse_start == "as_ready" and self.plan.world_size > 1:
             self._note_arrivals(self.add_step(ready.backward_end), arrived)
         if self.plan.schedule.curvature:
@@ -144,8 +153,8 @@ class _Graph:
         for i, task in sent.items():
             self.arrived[i] = backward_end, task, sent[i ^ 1]
 
-    def add_step(self, after: tuple[int, ...]) -> int:
-        return self._add(None, 0.0, after=after)
+    def add_step(self, after: tuple[int, ...], wait_s: float = 0.0) -> int:
+        return self._add(None, wait_s, after=after)
 
     def _passes(self, rank: int, statistics: Collection[str], ready: _Ready) -> None:
         """Forward and backward, with the statistics of these layers; is added to ``ready``."""
@@ -179,6 +188,7 @@ class _Graph:
             half = not gradient and self.plan.schedule.message_dtype != "full"
             elements = message.elements / 2 if half else message.elements
             cost = self.all_reduce(elements) if message.root is None else self.reduce(elements)
+            cost += self.interference.item_s * len(message.items)
             name = f"{message.kind} message {number} ({len(message.items)} items)"  # as the engine's recorder names it
             sent.append(self._communicate("GradComm" if gradient else "FactorComm", name, cost, after))
         if self.plan.summarised:

@@ -6,7 +6,7 @@ from kfac.planning import ClusterProfile, LayerProfile, LinearCost, ModelProfile
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
 from kfac.schedules import make_plan
 from kfac.simulation import simulate
-from paper_figures import published, simulated
+from paper_figures import interference, published, simulated
 from paper_figures.simulated import exclusion_levels_s
 
 CLUSTER = ClusterProfile(
@@ -87,4 +87,4 @@ def test_shipped_profiles_are_the_ones_simulated():
     as_run = make_plan({"name": "spdkfac", "lbp_rule": 1400}, model, cluster)
     everywhere = [f.dim for f, owner in zip(as_run.factors, as_run.inverse_owner, strict=True) if owner is None]
     assert len(everywhere) == published.load()["lbp"]["counts_by_threshold"]["resnet50"]["1400"]["on_every_rank"]
-    assert simulated.simulated("resnet50", simulated.AS_RUN).plan == as_run
+    assert simulated.simulated("resnet50", interference.AS_RUN).plan == as_run

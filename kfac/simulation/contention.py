@@ -1,0 +1,77 @@
+"""Task graphs in which computing is slower while a collective is under way: two clocks instead of one.
+
+A collective takes its seconds whatever the ranks compute meanwhile, but it takes some of the accelerator, the memory
+and the bus from them: computing goes on at a part of its speed. As that part is the same for all tasks, one clock of
+*work done* serves all of them, which runs slower than the other while the channel is busy.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Hashable, Sequence
+
+from kfac.simulation.events import Task, dependencies
+
+
+def run_slowed(
+    tasks: Sequence[Task], in_order: Collection[Hashable], channel: Hashable, slowdown: float
+) -> list[tuple[float, float]]:
+    """``(start, end)`` of every task in seconds, where tasks that share the channel slow the others.
+
+    Args:
+        tasks: each one's duration is what it takes by itself; those without a resource are waiting, which nothing
+            slows.
+        in_order: every resource of the tasks; each serves its tasks in the order of the list.
+        channel: the resource whose tasks slow those of all others, and are not slowed themselves.
+        slowdown: the part of their speed that the others lose meanwhile, from 0 to 1.
+
+    Raises:
+        ValueError: for a resource that serves in another order, a slowdown outside its range, a negative duration, or
+            if tasks wait for each other in a circle.
+    """
+    if not 0 <= slowdown <= 1:
+        raise ValueError(f"slowdown={slowdown!r} is a part of the speed, from 0 to 1")
+    for task in tasks:
+        if not task.duration_s >= 0:
+            raise ValueError(f"task {task.name!r}: duration {task.duration_s!r} is not a number of seconds >= 0")
+        if any(resource not in in_order for resource in task.resources):
+            raise ValueError(f"task {task.name!r}: where tasks slow others every resource serves in the list's order")
+    waits_for, releases = dependencies(tasks, in_order)
+    starts, ends = [0.0] * len(tasks), [-1.0] * len(tasks)
+    clocks = {True: 0.0, False: 0.0}  # seconds, and the work done by now of a lane that is never idle
+    running: dict[bool, list[tuple[float, int]]] = {True: [], False: []}  # by whether seconds count, or work
+    sending = 0
+    ready = [i for i, count in enumerate(waits_for) if not count]
+    while ready or running[True] or running[False]:
+        for i in ready:
+            starts[i] = clocks[True]
+            timed = not tasks[i].resources or channel in tasks[i].resources
+            sending += channel in tasks[i].resources
+            heapq.heappush(running[timed], (clocks[timed] + tasks[i].duration_s, i))
+        speed = 1.0 - slowdown if sending else 1.0
+        timed, clocks = _next(running, clocks, speed)
+        i = heapq.heappop(running[timed])[1]
+        ends[i] = clocks[True]
+        sending -= channel in tasks[i].resources
+        ready = []
+        for j in releases[i]:
+            waits_for[j] -= 1
+            if not waits_for[j]:
+                ready.append(j)
+    stuck = [task.name for task, end in zip(tasks, ends, strict=True) if end < 0]
+    if stuck:
+        raise ValueError(f"tasks wait for each other in a circle: {', '.join(stuck[:5])}")
+    return list(zip(starts, ends, strict=True))
+
+
+def _next(
+    running: dict[bool, list[tuple[float, int]]], clocks: dict[bool, float], speed: float
+) -> tuple[bool, dict[bool, float]]:
+    """On which clock the next task ends, and both clocks then."""
+    now, done = clocks[True], clocks[False]
+    by_seconds = running[True][0][0] - now if running[True] else float("inf")
+    work = running[False][0][0] - done if running[False] else float("inf")
+    by_work = 0.0 if work <= 0 else work / speed if speed else float("inf")
+    if by_seconds <= by_work:
+        return True, {True: running[True][0][0], False: done + by_seconds * speed}
+    return False, {True: now + by_work, False: running[False][0][0]}
