@@ -28,6 +28,7 @@ from experiments.objectives import summed_terms
 from experiments.settings import ConfigError, at_least, file_name, fits, folder, one_of, read
 from experiments.tracking.settings import TrackingSettings
 from kfac.config import KFACConfig
+from kfac.finals import longest
 from kfac.planning import ClusterProfile, ModelProfile
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model, shipped_names
 from kfac.schedules import ONE_PROCESS
@@ -181,10 +182,14 @@ class TrainConfig(CommonConfig):
         file_name("name", self.name)
         folder("runs", self.runs)
         self.profiles()
-        if (after := self.replan_after) is not None and (self.iterations is None or self.iterations > after):
+        if (after := self.replan_after) is not None:
             # What an iteration takes is said of those under the plan that stays, once the first of them is over.
-            object.__setattr__(self, "warmup", max(self.warmup, after + 1))
-            object.__setattr__(self, "timeline", replace(self.timeline, start=max(self.timeline.start, after + 1)))
+            turns = longest(self.schedule.replan_turns)
+            decided = next((n for n in (after + turns, after) if self.iterations is None or self.iterations > n), None)
+            if decided is not None:
+                object.__setattr__(self, "warmup", max(self.warmup, decided + 1))
+                start = max(self.timeline.start, decided + 1)
+                object.__setattr__(self, "timeline", replace(self.timeline, start=start))
 
     def profiles(self) -> tuple[ModelProfile | None, ClusterProfile | None]:
         """The profiles that were given by file or name; None where they are measured or left to the default."""

@@ -9,6 +9,7 @@ from typing import Any
 from experiments.data import DATA_NAMES
 from experiments.models import ACTIVATIONS, AUTOENCODER, MODEL_NAMES, POOLINGS
 from experiments.settings import ConfigError, at_least, file_name, fits, one_of
+from kfac.finals import TURNS
 from kfac.planning import ScheduleConfig
 from kfac.schedules import AUTO, NAMED_SCHEDULES
 
@@ -79,12 +80,14 @@ class ScheduleSettings:
         fixed: those that ``auto`` does not choose.
         replan_after: iterations after which ``auto`` plans anew from the run's own times; ``auto``:
             :data:`REPLAN_AFTER` where nothing else says what things cost; None: never.
+        replan_turns: turns of each plan that takes part in the run's choice among the best ones; 0: simulation decides.
     """
 
     name: str
     switches: ScheduleConfig | None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     replan_after: int | str | None = None
+    replan_turns: int = 0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ScheduleSettings:
@@ -96,7 +99,9 @@ class ScheduleSettings:
         file_name("schedule.name", name)
         fits("schedule", switches)
         if name == AUTO:
-            after = switches.pop("replan_after", AUTO)
+            after, turns = switches.pop("replan_after", AUTO), switches.pop("replan_turns", TURNS)
+            if isinstance(turns, bool) or not isinstance(turns, int) or turns < 0:
+                raise ConfigError(f"schedule.replan_turns={turns!r} is not a number of turns (0: none)")
             if after not in (AUTO, None) and (isinstance(after, bool) or not isinstance(after, int) or after < 1):
                 raise ConfigError(f"schedule.replan_after={after!r} is not a number of iterations, auto or null")
             ScheduleConfig.from_dict(switches)  # checks keys and values
@@ -105,7 +110,7 @@ class ScheduleSettings:
                     "schedule.factor_collective=none leaves every rank its own statistics, so that none can measure "
                     "all of them: schedule.replan_after=null"
                 )
-            return cls(name=name, switches=None, fixed=switches, replan_after=after)
+            return cls(name=name, switches=None, fixed=switches, replan_after=after, replan_turns=turns)
         return cls(name=name, switches=ScheduleConfig.from_dict(switches))
 
     @property
@@ -138,7 +143,12 @@ class ScheduleSettings:
     def to_dict(self) -> dict[str, Any]:
         """The group this was read from."""
         if self.switches is None:
-            return {"name": self.name, "replan_after": self.replan_after, **self.fixed}
+            return {
+                "name": self.name,
+                "replan_after": self.replan_after,
+                "replan_turns": self.replan_turns,
+                **self.fixed,
+            }
         return {"name": self.name, **self.switches.to_dict()}
 
 

@@ -178,6 +178,7 @@ class Training:
             after=after,
             iterations=self.config.profiling.iterations,
             repeats=self.config.profiling.repeats,
+            turns=self.config.schedule.replan_turns,
             communicator=self.site.communicator,
             name=self.config.model.name,
         )
@@ -315,7 +316,7 @@ class Training:
     def _replan(self, iteration: int, replanner: Replanner) -> None:
         """Plan anew from the run's own times, between two timed iterations; collective."""
         found = replanner.replan()
-        if self.rank == 0:
+        if self.rank == 0 and found is not None:
             facts = found.to_dict()["replanned"]
             logger.info("%s", found)
             self.record.write("model_profile.json", found.profile.model.to_dict())

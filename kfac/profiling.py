@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
+from scipy.optimize import least_squares, nnls
 
 from kfac.communication import Communicator, Work
 from kfac.curvature.inverses import LONG_INTERVAL, damped_cholesky, damped_inverse, keeps_cholesky
@@ -25,6 +25,9 @@ from kfac.timeline import COMPUTE_LANE, Timeline
 MESSAGE_ELEMENTS = tuple(2**k for k in range(8, 23, 2))
 """Sizes at which collectives are timed: 1 KiB to 16 MiB of float32."""
 
+
+_NEGLIGIBLE = 1e-9
+"""The share of what was measured below which a term of a fit is none."""
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast")
 """The costs of a :class:`ClusterProfile` that are measured by all ranks together."""
@@ -139,7 +142,10 @@ def model_profile_from(timelines: Iterable[Timeline], layers: LayerSizes, name: 
 
 
 def fit_cost(sizes: Sequence[float], seconds: Sequence[float], powers: Sequence[int]) -> tuple[list[float], float]:
-    """Non-negative coefficients of ``sum_k c_k size^powers[k]`` with the least relative error.
+    """Non-negative coefficients of ``sum_k c_k size^powers[k]`` with the least squared logarithms of fit over measured.
+
+    Half as long is then as wrong as twice as long. Relative errors would be least where a fit is below nearly all that
+    was measured, if some points lie far below the rest (small messages that a shaped link lets through at once).
 
     Returns:
         the coefficients, and the median absolute relative error of the fit.
@@ -147,9 +153,16 @@ def fit_cost(sizes: Sequence[float], seconds: Sequence[float], powers: Sequence[
     x, y = np.asarray(sizes, float), np.asarray(seconds, float)
     design = np.stack([x**p for p in powers], 1) / y[:, None]
     scale = np.abs(design).max(0)
-    coefficients = nnls(design / scale, np.ones_like(y))[0] / scale
+    design = design / scale
+    start = np.maximum(nnls(design, np.ones_like(y))[0], _NEGLIGIBLE)
+
+    def logarithms(logs: Any) -> Any:
+        return np.log(design @ np.exp(logs))
+
+    found = least_squares(logarithms, np.log(start)).x
+    coefficients = np.where(np.exp(found) > _NEGLIGIBLE, np.exp(found), 0.0)
     error = float(np.median(np.abs(design @ coefficients - 1.0)))
-    return [float(c) for c in coefficients], error
+    return [float(c) for c in coefficients / scale], error
 
 
 def _median_seconds(action: Callable[[], None], repeats: int, device: torch.device | str) -> float:

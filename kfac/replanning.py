@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kfac.choice import Choice, choose
 from kfac.communication import Communicator, get_communicator
+from kfac.finals import TURNS, Finals
 from kfac.planning import ModelProfile, Plan
 from kfac.recording import Recorder
 from kfac.run_profile import RunProfile, measure_run
-from kfac.schedules import fixed_switches, has_switches
+from kfac.schedules import OTHER_MATHEMATICS, fixed_switches, has_switches, make_plan
 from kfac.setup import require_agreement, suitable
 from kfac.simulation import simulated_iteration_s
 from kfac.timeline import Timeline
@@ -30,6 +31,12 @@ ITERATIONS, REPEATS = 6, 5
 WARM_UP = 2
 """Iterations after a start that are not measured: the first one is not pipelined, and memory is not allocated yet."""
 
+SLOWEST_FINALIST = 1.5
+"""Times the simulated seconds of the choice."""
+
+LONGEST_INTERVAL = 10
+"""Steps between inversions up to which plans take turns."""
+
 FEWEST = 3
 """Iterations with statistics that are needed to plan from."""
 
@@ -45,6 +52,8 @@ class Replanning:
         before: the former Plan.
         before_s: its simulated seconds by the same measurements; None: its layers are in another order.
         took_s: seconds of the decision itself.
+        kept: the Plan that stays: the choice's, unless another one was quicker when they took turns.
+        tried_s: by name the measured seconds of the plans that took turns, quickest first.
     """
 
     step: int
@@ -53,6 +62,8 @@ class Replanning:
     before: Plan
     before_s: float | None
     took_s: float
+    kept: Plan
+    tried_s: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, without the profiles."""
@@ -65,6 +76,9 @@ class Replanning:
                 "before_s": self.before_s,
                 "measured_s": self.profile.iteration_s,
                 "took_s": self.took_s,
+                "kept": self.kept.fingerprint,
+                "kept_schedule": self.kept.schedule.to_dict(),
+                "tried_s": dict(self.tried_s),
             },
         }
 
@@ -73,9 +87,11 @@ class Replanning:
         simulated = "" if self.before_s is None else f", simulated {1e3 * self.before_s:.1f} ms"
         measured = self.profile.iteration_s
         before = "not measured with all curvature work" if measured is None else f"measured {1e3 * measured:.1f} ms"
+        tried = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in self.tried_s.items())
+        stays = f"\nby turns in the run: {tried}; {next(iter(self.tried_s))} stays" if self.tried_s else ""
         return (
             f"planned anew after {self.step} steps from their own times, in {self.took_s:.1f} s. "
-            f"Plan {self.before.fingerprint}{kept} until now: {before}{simulated}\n{self.choice}"
+            f"Plan {self.before.fingerprint}{kept} until now: {before}{simulated}\n{self.choice}{stays}"
         )
 
 
@@ -99,8 +115,11 @@ class Replanner:
 
     Iterations that compute statistics are recorded. When there have been ``after`` steps, and at least :data:`FEWEST`
     of them were recorded, a few collectives are timed (and inversions, if none was recorded), and the schedule that
-    KFAC was made with is planned for what all that took. The new Plan is part of ``kfac.state_dict()``: a run that
-    continues from it continues with the Plan. Whether there has been one is in :meth:`state_dict`.
+    KFAC was made with is planned for what all that took. A profile does not tell everything (how much computing and
+    communication slow each other down): the new plan, the one so far, and the named schedules that are simulated to
+    take less than :data:`SLOWEST_FINALIST` times as long take turns in the next iterations, and the quickest stays. It
+    is part of ``kfac.state_dict()``: a run that continues from it continues with the Plan. Whether there has been a
+    decision is in :meth:`state_dict`.
 
     Args:
         kfac: the preconditioner.
@@ -108,11 +127,12 @@ class Replanner:
         after: steps before planning anew.
         iterations: how many of the recorded ones, the last, are planned from.
         repeats: of each collective.
+        turns: of each plan before one of them stays; 0: the new one stays.
         communicator: the ranks, if not the default ones.
         name: of the model, for people.
 
     Attributes:
-        done: whether it has planned anew, also before the run was continued.
+        done: whether it has decided, also before the run was continued.
         result: the decision; None before it, and where the run was continued after it.
 
     Raises:
@@ -127,6 +147,7 @@ class Replanner:
         after: int = AFTER,
         iterations: int = ITERATIONS,
         repeats: int = REPEATS,
+        turns: int = TURNS,
         communicator: Communicator | None = None,
         name: str = "model",
     ) -> None:
@@ -136,7 +157,9 @@ class Replanner:
                 "factor_collective other than none"
             )
         self._kfac, self._recorder, self._name = kfac, recorder, name
-        self._after, self._iterations, self._repeats = after, iterations, repeats
+        self._after, self._iterations, self._repeats, self._turns = after, iterations, repeats, turns
+        self._finals: Finals | None = None
+        self._turn_ended = False
         self._communicator = communicator or get_communicator()
         self._timelines: list[Timeline] = []
         self._seen = 0
@@ -170,21 +193,50 @@ class Replanner:
     def note(self, timeline: Timeline | None) -> None:
         """An iteration has ended, with this timeline if it was to be measured."""
         self._seen += 1
-        if timeline is not None:
+        if timeline is not None and self._finals:
+            if (self._kfac.steps - 1) % self._inverse_interval == 0:
+                self._turn_ended = self._finals.note(timeline.iteration_s)
+        elif timeline is not None:
             self._timelines = [*self._timelines, timeline][-self._iterations :]
 
     @property
     def due(self) -> bool:
         """Whether it is time for :meth:`replan`; the same on every rank."""
+        if self._finals:
+            return self._turn_ended
         enough = len(self._timelines) >= min(FEWEST, self._iterations)
         return not self.done and self._kfac.steps >= self._after and enough
 
-    def replan(self) -> Replanning:
-        """Measure what is left to measure, and plan anew; collective, between two steps.
+    def replan(self) -> Replanning | None:
+        """Do what is due: measure what is left to measure and plan anew, or let the next plan have its turn.
+
+        Collective, between two steps.
+
+        Returns:
+            the decision; None where others are still to have their turns.
 
         Raises:
             ValueError: on every rank, if the recorded iterations do not hold what it takes.
         """
+        if self._finals is None:
+            self._plan_anew()
+        assert self.result is not None
+        finals, self._turn_ended = self._finals, False
+        if finals and not finals.over:
+            self._take(finals.plan)
+            return None
+        if finals:
+            seconds = finals.seconds(self._communicator)
+            self.result = replace(self.result, kept=finals.plans[next(iter(seconds))], tried_s=seconds)
+        self._take(self.result.kept)
+        self.done, self._timelines, self._finals = True, [], None
+        return self.result
+
+    def _take(self, plan: Plan) -> None:
+        if plan != self._kfac.plan:
+            self._kfac.replan(None, None, plan)
+
+    def _plan_anew(self) -> None:
         started_s = time.perf_counter()
         kfac, before = self._kfac, self._kfac.plan
         device = kfac.layers[0].parameters[0].device
@@ -207,8 +259,10 @@ class Replanner:
         if isinstance(choice, Exception):
             raise choice
         assert choice is not None
-        kfac.replan(None, None, choice.plan)
-        require_agreement(self._communicator, {"plan": kfac.plan.fingerprint})
+        finalists = self._finalists(choice, profile)
+        require_agreement(self._communicator, {name: plan.fingerprint for name, plan in finalists.items()})
+        if len(finalists) > 1:
+            self._finals = Finals(finalists, turns=self._turns)
         self.result = Replanning(
             step=kfac.steps,
             choice=choice,
@@ -216,9 +270,28 @@ class Replanner:
             before=before,
             before_s=_simulated_s(before, profile),
             took_s=time.perf_counter() - started_s,
+            kept=choice.plan,
         )
-        self.done, self._timelines = True, []
-        return self.result
+
+    def _finalists(self, choice: Choice, profile: RunProfile) -> dict[str, Plan]:
+        """The plans that take turns, by name; the choice alone where inversions are too rare for turns to be short."""
+        found = {"the choice": choice.plan}
+        if not self._turns or self._inverse_interval > LONGEST_INTERVAL:
+            return found
+        named = {
+            name: make_plan(name, profile.model, profile.cluster)
+            for name, seconds in choice.named_s.items()
+            if name not in OTHER_MATHEMATICS and seconds < SLOWEST_FINALIST * choice.iteration_s
+        }
+        fixed = fixed_switches(self._kfac.schedule) or {}
+        for name, plan in {"the plan so far": self._kfac.plan, **named}.items():
+            if plan not in found.values() and has_switches(plan.schedule, fixed):
+                found[name] = plan
+        return found
+
+    @property
+    def _inverse_interval(self) -> int:
+        return int(self._kfac.config.at("inverse_interval", self._kfac.steps))
 
     def _choose(self, profile: RunProfile) -> Choice:
         schedule = suitable(self._kfac.schedule, self._kfac.config)
@@ -237,7 +310,7 @@ class Replanner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue as a run that had this state."""
         self.done = bool(state["done"])
-        self._timelines, self._seen = [], 0
+        self._timelines, self._seen, self._finals = [], 0, None
 
 
 def _in_order(plan: Plan, model: ModelProfile) -> bool:

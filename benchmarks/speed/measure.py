@@ -16,7 +16,7 @@ from benchmarks.netns import PORT, Network
 from benchmarks.ranks import Ranks
 from benchmarks.speed.limits import limits, part_bound_s
 from benchmarks.speed.parts import Part
-from benchmarks.speed.variants import BASELINE, KAISA
+from benchmarks.speed.variants import AUTO, BASELINE, KAISA
 from experiments.timeline_view import write_png
 from kfac.planning import ClusterProfile, ModelProfile, Plan
 from kfac.timeline import Timeline
@@ -69,6 +69,11 @@ def measure(
         cluster = ours.ask("cluster", _TIMEOUT_S, repeats=REPEATS)[0]
         say("planning and warming up")
         plans = ours.ask("plan", _TIMEOUT_S, variants=part.variants, model=model, cluster=cluster)[0]
+        decided: dict[str, Any] = {}
+        if AUTO in part.variants:
+            say("auto: planning anew, plans taking turns")
+            decided = ours.ask("decide", 2 * _TIMEOUT_S, variant=AUTO, turns=part.auto_turns)[0]
+            plans[AUTO] = decided["plan"]
         for name in part.variants:
             turn(ours, part.iterations, variant=name)
         players: dict[str, tuple[Ranks, dict[str, str]]] = {v: (ours, {"variant": v}) for v in part.variants}
@@ -97,6 +102,7 @@ def measure(
         "link": link,
         "bound_s": part_bound_s(*profiles),
         "kaisa": kaisa,
+        "auto": {key: decided[key] for key in ("decision", "said") if key in decided},
         "variants": result,
         "model_profile": measured_model,
         "cluster_profile": cluster,

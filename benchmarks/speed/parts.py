@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.variants import FEW, VARIANTS
+from benchmarks.speed.variants import AUTO, FEW, VARIANTS
 from benchmarks.workloads import WORKLOADS
+from kfac.finals import longest
+from kfac.replanning import ITERATIONS, WARM_UP
 from paper_figures.published import communication_share
 
 ROOT = Path(__file__).parent.parent.parent
@@ -60,6 +62,11 @@ class Part:
         return f"{self.workload}-{self.workers}-{self.link}"
 
     @property
+    def auto_turns(self) -> int:
+        """Turns of each plan while ``auto`` decides: fewer where iterations are long."""
+        return 1 if self.rounds < 7 or self.workers > 2 else 2
+
+    @property
     def title(self) -> str:
         """For people."""
         ratio = self.ratio
@@ -80,7 +87,8 @@ class Part:
         if self.kaisa is not None:
             strategies = 8 if self.workers == 2 else 12
             turns += _KAISA * (self.rounds + 1.5 * strategies)
-        return _START_S + one * (_CALIBRATION + self.iterations * turns)
+        deciding = WARM_UP + ITERATIONS + longest(self.auto_turns) if AUTO in self.variants else 0
+        return _START_S + one * (_CALIBRATION + deciding + self.iterations * turns)
 
     def key(self) -> dict[str, Any]:
         """What a kept result must have been measured with; switches included."""

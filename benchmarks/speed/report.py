@@ -184,7 +184,10 @@ def part_report(result: Result) -> str:
         facts.append("**The code changed while this was measured.**")
     parts = [f"### {part.title}", "\n".join(facts), times(result), shares(result)]
     if AUTO in result["variants"]:
-        parts.append(f"`auto` took {chosen(result)}.")
+        tried = result.get("auto", {}).get("decision", {}).get("replanned", {}).get("tried_s", {})
+        turns = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in tried.items())
+        by_turns = f" By turns in its run, ms: {turns}." if turns else ""
+        parts.append(f"`auto` took {chosen(result)}.{by_turns}")
     if result.get("kaisa"):
         tried = ", ".join(f"{name} {_ms(value)}" for name, value in result["kaisa"]["tried_s"].items())
         parts.append(f"KAISA's strategies, ms: {tried}.")

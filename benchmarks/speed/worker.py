@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks.cost_worker import DAMPING, KL_CLIP, LEARNING_RATE
 from benchmarks.ranks import Usage, obey
@@ -26,6 +27,7 @@ from kfac.planning.costs import inverse_dim
 from kfac.planning.plan import factors_of
 from kfac.profiling import model_profile_from, profile_cluster
 from kfac.recording import Recorder
+from kfac.replanning import ITERATIONS, WARM_UP, Replanner, Replanning
 from kfac.timeline import Timeline
 
 
@@ -61,19 +63,32 @@ class Contender:
         """Seconds of so many iterations, of which the last is recorded."""
         batches = list(itertools.islice(self._batches, iterations))
         start = time.perf_counter()
-        for number, (inputs, labels) in enumerate(batches, start=1):
+        for number, batch in enumerate(batches, start=1):
             if number == iterations:
                 self.recorder.start()
-            self.optimizer.zero_grad()
-            with self.recorder.span("FF", "forward"):
-                loss = F.cross_entropy(self.model(inputs), labels)
-            with self.recorder.span("BP", "backward"):
-                loss.backward()
-            self.kfac.step()
-            self.optimizer.step()
+            self._iterate(*batch)
         seconds = time.perf_counter() - start
         self.last = self.recorder.stop()
         return seconds
+
+    def _iterate(self, inputs: Tensor, labels: Tensor) -> None:
+        self.optimizer.zero_grad()
+        with self.recorder.span("FF", "forward"):
+            loss = F.cross_entropy(self.model(inputs), labels)
+        with self.recorder.span("BP", "backward"):
+            loss.backward()
+        self.kfac.step()
+        self.optimizer.step()
+
+    def decide(self, name: str, turns: int) -> Replanning:
+        """Train until the plan is decided by the run's own times, as ``auto`` does."""
+        replanner = Replanner(self.kfac, self.recorder, after=WARM_UP + ITERATIONS, turns=turns, name=name)
+        while not replanner.done:
+            batch = next(self._batches)
+            with replanner.iteration():
+                self._iterate(*batch)
+        assert replanner.result is not None
+        return replanner.result
 
 
 class Worker:
@@ -130,6 +145,11 @@ class Worker:
                 self._contenders[name] = Contender(VARIANTS[name], self._workload, self._communicator, profiles)
         return {name: self._contenders[name].kfac.plan.to_dict() for name in variants}
 
+    def decide(self, variant: str, turns: int) -> dict[str, Any]:
+        """Have a variant's run decide on its plan: the plan that stays, and what was decided and why."""
+        found = self._contenders[variant].decide(self._workload.title, turns)
+        return {"plan": found.kept.to_dict(), "decision": found.to_dict(), "said": str(found)}
+
     def traces(self, folder: str) -> None:
         """Write every contender's last recorded iteration into a folder."""
         for name, contender in self._contenders.items():
@@ -145,7 +165,7 @@ def main() -> None:
     torch.set_num_threads(1)
     communicator = init_from_torchrun(timeout_s=300)
     worker = Worker(WORKLOADS[arguments.workload], communicator)
-    obey({name: getattr(worker, name) for name in ("layers", "turn", "cluster", "model", "plan", "traces")})
+    obey({name: getattr(worker, name) for name in ("layers", "turn", "cluster", "model", "plan", "decide", "traces")})
     shutdown()
 
 

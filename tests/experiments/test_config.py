@@ -12,6 +12,7 @@ from experiments.config import SimulateConfig, TrainConfig
 from experiments.groups import TimelineSettings
 from experiments.settings import ConfigError
 from kfac.config import KFACConfig
+from kfac.finals import longest
 from kfac.schedules import NAMED_SCHEDULES
 
 
@@ -266,8 +267,12 @@ def test_auto_plans_anew_where_nothing_else_says_what_things_cost():
 
 
 def test_times_are_of_the_plan_that_stays():
-    replanned = config("schedule=auto", "world_size=2", "schedule.replan_after=20", "timeline.start=5")
+    choice = ("schedule=auto", "world_size=2", "schedule.replan_after=20", "timeline.start=5")
+    replanned = config(*choice, "schedule.replan_turns=0")
     assert (replanned.warmup, replanned.timeline.start) == (21, 21)
+    by_turns = config(*choice, "schedule.replan_turns=1")
+    assert (by_turns.warmup, by_turns.timeline.start) == (21 + longest(1), 21 + longest(1))
+    assert config(*choice, "iterations=30").warmup == 21, "turns that will not all be had"
     assert TrainConfig.from_dict(replanned.to_dict()) == replanned
     short = config("schedule=auto", "world_size=2", "iterations=8", "timeline.start=5")
     assert (short.warmup, short.timeline.start) == (3, 5)
@@ -280,6 +285,8 @@ def test_auto_with_fixed_switches():
     assert config("schedule=auto").schedule.value == "auto"
     with pytest.raises(ConfigError, match="replan_after=0 is not a number of iterations"):
         config("schedule=auto", "schedule.replan_after=0")
+    with pytest.raises(ConfigError, match="replan_turns=-1 is not a number of turns"):
+        config("schedule=auto", "schedule.replan_turns=-1")
     with pytest.raises(ConfigError, match=r"schedule\.fusion='some'"):
         config("schedule=auto", "+schedule.fusion=some")
     local = ("+schedule.factor_collective=none", "+schedule.gradient_worker_fraction=0.0")

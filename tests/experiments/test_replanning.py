@@ -12,7 +12,9 @@ from kfac.planning import ClusterProfile, ModelProfile, Plan
 from tests.experiments.conftest import SMALL
 from tests.experiments.test_training import LONG, in_background, losses, only_record, wait_for_rows
 
-RUN = (*LONG, "schedule=auto", "schedule.replan_after=6", "profiling.repeats=2", "iterations=18", "checkpoint.every=8")
+ALONE = ("schedule.replan_turns=0",)  # the choice stays without taking turns
+RUN = (*LONG, "schedule=auto", "schedule.replan_after=6", *ALONE, "profiling.repeats=2", "iterations=18")
+RUN = (*RUN, "checkpoint.every=8")
 
 
 def read(record, name):

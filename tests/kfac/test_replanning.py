@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from kfac import KFAC, KFACConfig
 from kfac.communication import LocalCommunicator, get_communicator
+from kfac.finals import COUNTED, MOST, Finals, combined, longest
 from kfac.planning import ClusterProfile, LayerProfile, LinearCost, ModelProfile, PolynomialCost
 from kfac.recording import Recorder
 from kfac.replanning import Replanner
@@ -138,14 +139,14 @@ def test_elements_are_those_on_the_wire():
 class Run:
     """A small training run, with its preconditioner, optimizer and batches."""
 
-    def __init__(self, rank, world_size, *, schedule="auto", config=None, after=5):
+    def __init__(self, rank, world_size, *, schedule="auto", config=None, after=5, turns=0):
         self.model = make_model()
         self.recorder = Recorder("cpu", rank)
         self.kfac = KFAC(
             self.model, config or KFACConfig(kl_clip=1e-2), schedule, average_gradients=True, recorder=self.recorder
         )
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
-        self.replanner = Replanner(self.kfac, self.recorder, after=after, repeats=1)
+        self.replanner = Replanner(self.kfac, self.recorder, after=after, repeats=1, turns=turns)
         self.batches = (
             tuple(t[rank::world_size] for t in make_data(4 * world_size, seed)) for seed in range(1_000_000)
         )
@@ -268,3 +269,73 @@ def test_the_schedule_is_kept_and_its_fixed_switches_too():
     assert run.kfac.plan.schedule.fusion == "none"
     other = KFAC(make_model(), run.kfac.config, {"name": "auto", "fusion": "none"}, communicator=get_communicator())
     assert other.schedule == run.kfac.schedule
+
+
+# ---------------------------------------------------------------------- turns in the run
+
+
+def plans_by_turns(rank, world_size):
+    run = Run(rank, world_size, turns=2).train(5)
+    seen = [run.kfac.plan.fingerprint]
+    decided = None
+    for step in range(6, 6 + longest(2)):
+        run.train(1)
+        seen.append(run.kfac.plan.fingerprint)
+        if run.replanner.done:
+            decided = step
+            break
+    found = run.replanner.result
+    state = copy.deepcopy(run.state())
+    uninterrupted = run.train(3).parameters()
+    other = Run(rank, world_size, turns=2)
+    next(islice(other.batches, decided - 1, decided))
+    continued = other.load(state).train(3)
+    fixed = Run(rank, world_size, schedule="dkfac", turns=2)
+    fixed.kfac.load_state_dict(fixed.kfac.state_dict())
+    return {
+        "seen": seen,
+        "decided": decided,
+        "kept": found.kept.fingerprint,
+        "own": run.kfac.plan.fingerprint,
+        "tried": dict(found.tried_s),
+        "said": str(found),
+        "facts": found.to_dict()["replanned"],
+        "same": torch.equal(uninterrupted, continued.parameters()),
+        "parameters": uninterrupted,
+    }
+
+
+def test_finalists_take_turns_and_the_quickest_stays():
+    first, second = run_ranks(plans_by_turns, 2)
+    assert first["seen"] == second["seen"]
+    assert first["tried"] == second["tried"], "what the slowest rank took, everywhere"
+    finalists = len(first["tried"])
+    assert 2 <= finalists <= MOST
+    assert first["decided"] == 5 + finalists * 2 * (COUNTED + 1)
+    assert len(set(first["seen"])) >= finalists
+    quickest, *others = first["tried"].items()
+    assert all(quickest[1] <= seconds for _, seconds in others)
+    assert first["kept"] == first["own"] == first["seen"][-1]
+    assert f"{quickest[0]} stays" in first["said"]
+    assert first["facts"]["tried_s"] == first["tried"]
+    assert first["same"]
+    assert second["same"]
+    assert torch.equal(first["parameters"], second["parameters"])
+
+
+def test_the_plan_with_the_least_median_of_the_slowest_ranks_wins():
+    of_ranks = [{"a": [1.0, 9.0, 3.0], "b": [2.0, 2.0, 2.0]}, {"a": [1.0, 1.0, 4.0], "b": [3.5, 2.0, 3.0]}]
+    assert combined(of_ranks) == {"b": 3.0, "a": 4.0}
+    assert list(combined(of_ranks)) == ["b", "a"]
+    assert list(combined([{"first": [1.0], "second": [1.0]}])) == ["first", "second"]
+
+
+def test_the_first_iteration_of_a_turn_does_not_count():
+    finals = Finals({"a": None, "b": None}, turns=2, counted=1)
+    ended = []
+    for seconds in (9.0, 1.0, 9.0, 2.0, 9.0, 3.0, 9.0, 4.0):
+        assert not finals.over
+        ended.append(finals.note(seconds))
+    assert ended == [False, True] * 4
+    assert finals.over
+    assert finals.seconds(LocalCommunicator()) == {"a": 2.0, "b": 3.0}

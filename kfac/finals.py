@@ -1,0 +1,71 @@
+"""Plans that take turns in a run, so that the quickest one stays: they change when things happen, never the result."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from kfac.communication import Communicator
+from kfac.planning import Plan
+
+TURNS, COUNTED = 2, 2
+"""Turns of each plan, and iterations that count in each: not the first one after a change, which is not pipelined."""
+
+
+MOST = 5
+"""Plans that can take part: the choice, the one before, and the named schedules that compute the same (three)."""
+
+
+def longest(turns: int, counted: int = COUNTED) -> int:
+    """The iterations that :data:`MOST` plans take, where each has all curvature work."""
+    return MOST * turns * (counted + 1)
+
+
+class Finals:
+    """Whose turn it is, and what its iterations have taken.
+
+    Args:
+        plans: by name; the first one wins where none is quicker.
+        turns, counted: of each plan, and iterations that count in each.
+    """
+
+    def __init__(self, plans: Mapping[str, Plan], *, turns: int = TURNS, counted: int = COUNTED) -> None:
+        self.plans = dict(plans)
+        self._order = list(plans) * turns
+        self._counted = counted
+        self._turn, self._seen = 0, 0
+        self._seconds: dict[str, list[float]] = defaultdict(list)
+
+    @property
+    def over(self) -> bool:
+        """Whether everyone has had all turns."""
+        return self._turn == len(self._order)
+
+    @property
+    def plan(self) -> Plan:
+        """Whose turn it is."""
+        return self.plans[self._order[self._turn]]
+
+    def note(self, seconds: float) -> bool:
+        """An iteration with all curvature work has ended; whether its plan's turn has, too."""
+        self._seen += 1
+        if self._seen > 1:
+            self._seconds[self._order[self._turn]].append(seconds)
+        if self._seen <= self._counted:
+            return False
+        self._turn, self._seen = self._turn + 1, 0
+        return True
+
+    def seconds(self, communicator: Communicator) -> dict[str, float]:
+        """By name the median over a plan's iterations of the slowest rank's seconds, quickest first; collective."""
+        return combined(communicator.all_gather_object({name: self._seconds[name] for name in self.plans}))
+
+
+def combined(of_ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """By name the median over iterations of the slowest rank's seconds, quickest first; of equals the first."""
+    found = {
+        name: statistics.median(max(times) for times in zip(*(rank[name] for rank in of_ranks), strict=True))
+        for name in of_ranks[0]
+    }
+    return dict(sorted(found.items(), key=lambda item: item[1]))
