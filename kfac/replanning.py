@@ -116,10 +116,10 @@ class Replanner:
     Iterations that compute statistics are recorded. When there have been ``after`` steps, and at least :data:`FEWEST`
     of them were recorded, a few collectives are timed (and inversions, if none was recorded), and the schedule that
     KFAC was made with is planned for what all that took. A profile does not tell everything (how much computing and
-    communication slow each other down): the new plan, the one so far, and the named schedules that are simulated to
-    take less than :data:`SLOWEST_FINALIST` times as long take turns in the next iterations, and the quickest stays. It
-    is part of ``kfac.state_dict()``: a run that continues from it continues with the Plan. Whether there has been a
-    decision is in :meth:`state_dict`.
+    communication slow each other down): the new plan, the one so far, the best with few messages, the best that sends
+    after the passes, and the named schedules, as far as they are simulated to take less than :data:`SLOWEST_FINALIST`
+    times as long, take turns in the next iterations, and the quickest stays. It is part of ``kfac.state_dict()``: a run
+    that continues from it continues with the Plan. Whether there has been a decision is in :meth:`state_dict`.
 
     Args:
         kfac: the preconditioner.
@@ -283,6 +283,15 @@ class Replanner:
             for name, seconds in choice.named_s.items()
             if name not in OTHER_MATHEMATICS and seconds < SLOWEST_FINALIST * choice.iteration_s
         }
+        for name, switches in {
+            "few messages": {"fusion": "threshold"},
+            "late messages": {"pipelining": "none"},
+        }.items():
+            # What messages cost beside their time on the channel is not in the profile.
+            like = (s for s, seconds in choice.considered if seconds < SLOWEST_FINALIST * choice.iteration_s)
+            best = next((schedule for schedule in like if has_switches(schedule, switches)), None)
+            if best is not None:
+                named[name] = make_plan(best, profile.model, profile.cluster)
         fixed = fixed_switches(self._kfac.schedule) or {}
         for name, plan in {"the plan so far": self._kfac.plan, **named}.items():
             if plan not in found.values() and has_switches(plan.schedule, fixed):
