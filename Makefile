@@ -6,7 +6,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := wandb,trackers,paper,test,bench,lint
+EXTRAS := wandb,trackers,parquet,paper,test,bench,lint
 ROOMS := kfac experiments slurm analysis paper_figures hydra_plugins benchmarks examples tests
 
 # The first of these that runs, is 3.11-3.13 and can make virtual environments; `make PYTHON=... TARGET` overrides.
