@@ -30,6 +30,7 @@ from experiments.summary import describe_metric, merged_timelines, render_timeli
 from experiments.tracking import open_tracker
 from kfac.choice import Choice, choose
 from kfac.communication import shutdown
+from kfac.finals import longest
 from kfac.planning import ClusterProfile, ModelProfile
 from kfac.planning.shipped_profiles import estimate_model_profile, load_shipped_cluster
 from kfac.replanning import Replanner
@@ -172,13 +173,14 @@ class Training:
         if self.rank == 0:
             late = "" if after < self.iterations else f", which is beyond the {self.iterations} of the run"
             logger.info("planning anew from the run's own times after %d iterations%s", after, late)
+        turns = self.config.schedule.replan_turns
         return Replanner(
             learner.preconditioner,
             learner.recorder,
             after=after,
             iterations=self.config.profiling.iterations,
             repeats=self.config.profiling.repeats,
-            turns=self.config.schedule.replan_turns,
+            turns=turns if after + longest(turns) < self.iterations else 0,  # a short run would end undecided
             communicator=self.site.communicator,
             name=self.config.model.name,
         )
