@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -18,9 +17,13 @@ MOST = 7
 passes, and the named schedules that compute the same (three)."""
 
 
+ALONE = 4
+"""Iterations before the turns in which messages do not overlap with the passes, to know what each takes alone."""
+
+
 def longest(turns: int, counted: int = COUNTED) -> int:
-    """The iterations that :data:`MOST` plans take, where each has all curvature work."""
-    return MOST * turns * (counted + 1)
+    """The iterations until :data:`MOST` plans have had their turns, where each has all curvature work."""
+    return ALONE + MOST * turns * (counted + 1) if turns else 0
 
 
 class Finals:
@@ -59,14 +62,16 @@ class Finals:
         return True
 
     def seconds(self, communicator: Communicator) -> dict[str, float]:
-        """By name the median over a plan's iterations of the slowest rank's seconds, quickest first; collective."""
+        """By name what a plan's quickest iteration has taken on the slowest rank, quickest first; collective."""
         return combined(communicator.all_gather_object({name: self._seconds[name] for name in self.plans}))
 
 
 def combined(of_ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """By name the median over iterations of the slowest rank's seconds, quickest first; of equals the first."""
+    """By name the least of the slowest rank's seconds of an iteration, quickest first; of equals the first.
+
+    What disturbs an iteration only makes it longer.
+    """
     found = {
-        name: statistics.median(max(times) for times in zip(*(rank[name] for rank in of_ranks), strict=True))
-        for name in of_ranks[0]
+        name: min(max(times) for times in zip(*(rank[name] for rank in of_ranks), strict=True)) for name in of_ranks[0]
     }
     return dict(sorted(found.items(), key=lambda item: item[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from kfac.choice import Choice, choose
 from kfac.communication import Communicator, get_communicator
-from kfac.finals import TURNS, Finals
-from kfac.planning import ModelProfile, Plan
+from kfac.finals import ALONE, TURNS, Finals
+from kfac.planning import ClusterProfile, ModelProfile, Plan
+from kfac.planning.profiles import DisturbedCluster, Interference
+from kfac.planning.shipped_profiles import load_shipped_cluster
 from kfac.recording import Recorder
 from kfac.run_profile import RunProfile, measure_run
 from kfac.schedules import OTHER_MATHEMATICS, fixed_switches, has_switches, make_plan
@@ -36,6 +39,9 @@ SLOWEST_FINALIST = 1.5
 
 LONGEST_INTERVAL = 10
 """Steps between inversions up to which plans take turns."""
+
+MOST_SLOWDOWN = 0.75
+"""Of the speed of computing; more is no interference but a machine that does something else."""
 
 FEWEST = 3
 """Iterations with statistics that are needed to plan from."""
@@ -115,11 +121,12 @@ class Replanner:
 
     Iterations that compute statistics are recorded. When there have been ``after`` steps, and at least :data:`FEWEST`
     of them were recorded, a few collectives are timed (and inversions, if none was recorded), and the schedule that
-    KFAC was made with is planned for what all that took. A profile does not tell everything (how much computing and
-    communication slow each other down): the new plan, the one so far, the best with few messages, the best that sends
-    after the passes, and the named schedules, as far as they are simulated to take less than :data:`SLOWEST_FINALIST`
-    times as long, take turns in the next iterations, and the quickest stays. It is part of ``kfac.state_dict()``: a run
-    that continues from it continues with the Plan. Whether there has been a decision is in :meth:`state_dict`.
+    KFAC was made with is planned for what all that took. How much computing and messages slow each other down is found
+    by a plan in which they do not overlap, for some iterations. Still no profile tells everything: the new plan, the
+    one so far, the best with few messages, the best that sends after the passes, and the named schedules, as far as
+    they are simulated to take less than :data:`SLOWEST_FINALIST` times as long, take turns in the next iterations, and
+    the quickest stays. It is part of ``kfac.state_dict()``: a run that continues from it continues with the Plan.
+    Whether there has been a decision is in :meth:`state_dict`.
 
     Args:
         kfac: the preconditioner.
@@ -160,6 +167,7 @@ class Replanner:
         self._after, self._iterations, self._repeats, self._turns = after, iterations, repeats, turns
         self._finals: Finals | None = None
         self._turn_ended = False
+        self._overlapped: _Overlapped | None = None
         self._communicator = communicator or get_communicator()
         self._timelines: list[Timeline] = []
         self._seen = 0
@@ -204,7 +212,8 @@ class Replanner:
         """Whether it is time for :meth:`replan`; the same on every rank."""
         if self._finals:
             return self._turn_ended
-        enough = len(self._timelines) >= min(FEWEST, self._iterations)
+        fewest = ALONE if self._overlapped else min(FEWEST, self._iterations)
+        enough = len(self._timelines) >= fewest
         return not self.done and self._kfac.steps >= self._after and enough
 
     def replan(self) -> Replanning | None:
@@ -219,6 +228,11 @@ class Replanner:
             ValueError: on every rank, if the recorded iterations do not hold what it takes.
         """
         if self._finals is None:
+            alone = None if self._overlapped else self._without_overlap()
+            if alone is not None:
+                self._overlapped, self._timelines = self._so_far(), []
+                self._take(alone)
+                return None
             self._plan_anew()
         assert self.result is not None
         finals, self._turn_ended = self._finals, False
@@ -236,19 +250,46 @@ class Replanner:
         if plan != self._kfac.plan:
             self._kfac.replan(None, None, plan)
 
+    def _without_overlap(self) -> Plan | None:
+        """A plan in which nothing is sent while the passes run; None where this is one, or where it cannot be tried."""
+        switches = {"pipelining": "none", "gradient_pipelining": False}
+        schedule = self._kfac.plan.schedule
+        fixed = fixed_switches(self._kfac.schedule) or {}
+        allowed = all(fixed.get(key, value) == value for key, value in switches.items())
+        if not self._turns or not allowed or has_switches(schedule, switches):
+            return None
+        if self._inverse_interval > LONGEST_INTERVAL:
+            return None
+        alone = replace(schedule, pipelining="none", fusion="threshold", gradient_pipelining=False)
+        sizes = ModelProfile(name=self._name, layers=self._kfac.layer_sizes)
+        late = replace(alone, inverse_start="after_all")
+        return make_plan(late, sizes, load_shipped_cluster(), self._communicator.world_size)
+
+    def _so_far(self) -> _Overlapped:
+        """The present plan and what it takes; collective."""
+        seconds = [t.iteration_s for t in self._timelines]
+        of_ranks = self._communicator.all_gather_object(seconds)
+        return _Overlapped(self._kfac.plan, statistics.median(max(times) for times in zip(*of_ranks, strict=True)))
+
     def _plan_anew(self) -> None:
         started_s = time.perf_counter()
-        kfac, before = self._kfac, self._kfac.plan
+        kfac, overlapped = self._kfac, self._overlapped
         device = kfac.layers[0].parameters[0].device
         profile = measure_run(
-            self._timelines,
-            before,
+            # The first iteration under a plan is not pipelined, and allocates memory.
+            self._timelines[1:] if overlapped else self._timelines,
+            kfac.plan,
             kfac.layer_sizes,
             self._communicator,
             device,
             name=self._name,
             repeats=self._repeats,
         )
+        before = kfac.plan
+        if overlapped:
+            before = overlapped.plan
+            profile = slowed(profile, before, overlapped.seconds)
+            kfac.replan(None, None, before)
         choice: Choice | Exception | None = None
         if self._communicator.rank == 0:
             try:
@@ -320,6 +361,42 @@ class Replanner:
         """Continue as a run that had this state."""
         self.done = bool(state["done"])
         self._timelines, self._seen, self._finals = [], 0, None
+
+
+@dataclass(frozen=True)
+class _Overlapped:
+    """A plan whose messages overlap with the passes, and the seconds of its iterations."""
+
+    plan: Plan
+    seconds: float
+
+
+def slowed(profile: RunProfile, plan: Plan, measured_s: float) -> RunProfile:
+    """The profile with the slowdown of computing by messages that explains what iterations of a plan have taken.
+
+    Args:
+        profile: of iterations in which nothing overlapped.
+        plan: under which it does.
+        measured_s: seconds of its iterations.
+
+    Returns:
+        the profile, whose ``iteration_s`` is ``measured_s``.
+    """
+    profile = replace(profile, iteration_s=measured_s)
+    if not _in_order(plan, profile.model):
+        return profile
+
+    def with_slowdown(slowdown: float) -> ClusterProfile:
+        return DisturbedCluster.disturbed(profile.cluster, Interference(slowdown=slowdown))
+
+    low, high = 0.0, MOST_SLOWDOWN
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        if simulated_iteration_s(plan, profile.model, with_slowdown(middle)) < measured_s:
+            low = middle
+        else:
+            high = middle
+    return profile if low == 0.0 else replace(profile, cluster=with_slowdown(low))
 
 
 def _in_order(plan: Plan, model: ModelProfile) -> bool:

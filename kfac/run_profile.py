@@ -309,4 +309,8 @@ def fit_with_prior(elements: Sequence[float], seconds: Sequence[float], prior: L
     error = float(np.median(np.abs((alpha + beta * n) / y - 1.0)))
     if not math.isfinite(alpha + beta):
         return prior, error
+    if alpha < prior.alpha_s:  # no start-up is shorter than on ranks that do nothing else
+        alpha = prior.alpha_s
+        beta = max(0.0, float(np.median((y - alpha) / np.maximum(n, 1.0))))
+        error = float(np.median(np.abs((alpha + beta * n) / y - 1.0)))
     return LinearCost(float(alpha), float(beta)), error

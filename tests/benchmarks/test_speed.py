@@ -57,7 +57,7 @@ def test_the_matrix():
     )
     assert [round(part.ratio, 2) if part.ratio else None for part in found[:3]] == [0.68, 1.95, None]
     beside_kaisa = matrix({"version": "1", "commit": "abc"}, ("resnet20", "gpt", "resnet18"), (2, 4))
-    assert 30 * 60 < sum(part.estimate_s for part in beside_kaisa) < 60 * 60
+    assert 30 * 60 < sum(part.estimate_s for part in beside_kaisa) < 75 * 60
     assert all(a.estimate_s < b.estimate_s for a, b in zip(found, beside_kaisa, strict=True))
 
 

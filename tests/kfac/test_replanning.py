@@ -12,11 +12,12 @@ import torch.nn.functional as F
 
 from kfac import KFAC, KFACConfig
 from kfac.communication import LocalCommunicator, get_communicator
-from kfac.finals import COUNTED, MOST, Finals, combined, longest
+from kfac.finals import ALONE, COUNTED, MOST, Finals, combined, longest
 from kfac.planning import ClusterProfile, LayerProfile, LinearCost, ModelProfile, PolynomialCost
+from kfac.planning.profiles import DisturbedCluster, Interference
 from kfac.recording import Recorder
-from kfac.replanning import Replanner
-from kfac.run_profile import fit_with_prior, idle_sizes, message_elements, profiles_of, rank_times
+from kfac.replanning import Replanner, slowed
+from kfac.run_profile import RunProfile, fit_with_prior, idle_sizes, message_elements, profiles_of, rank_times
 from kfac.schedules import make_plan
 from kfac.simulation import simulate
 from kfac.timeline import COMMUNICATION_LANE, Timeline
@@ -311,7 +312,7 @@ def test_finalists_take_turns_and_the_quickest_stays():
     assert first["tried"] == second["tried"], "what the slowest rank took, everywhere"
     finalists = len(first["tried"])
     assert 2 <= finalists <= MOST
-    assert first["decided"] == 5 + finalists * 2 * (COUNTED + 1)
+    assert first["decided"] == 5 + ALONE + finalists * 2 * (COUNTED + 1)
     assert len(set(first["seen"])) >= finalists
     quickest, *others = first["tried"].items()
     assert all(quickest[1] <= seconds for _, seconds in others)
@@ -323,8 +324,8 @@ def test_finalists_take_turns_and_the_quickest_stays():
     assert torch.equal(first["parameters"], second["parameters"])
 
 
-def test_the_plan_with_the_least_median_of_the_slowest_ranks_wins():
-    of_ranks = [{"a": [1.0, 9.0, 3.0], "b": [2.0, 2.0, 2.0]}, {"a": [1.0, 1.0, 4.0], "b": [3.5, 2.0, 3.0]}]
+def test_the_plan_with_the_quickest_iteration_of_the_slowest_rank_wins():
+    of_ranks = [{"a": [1.0, 9.0, 4.0], "b": [2.0, 2.0, 2.0]}, {"a": [5.0, 1.0, 4.0], "b": [3.5, 9.0, 3.0]}]
     assert combined(of_ranks) == {"b": 3.0, "a": 4.0}
     assert list(combined(of_ranks)) == ["b", "a"]
     assert list(combined([{"first": [1.0], "second": [1.0]}])) == ["first", "second"]
@@ -338,4 +339,40 @@ def test_the_first_iteration_of_a_turn_does_not_count():
         ended.append(finals.note(seconds))
     assert ended == [False, True] * 4
     assert finals.over
-    assert finals.seconds(LocalCommunicator()) == {"a": 2.0, "b": 3.0}
+    assert finals.seconds(LocalCommunicator()) == {"a": 1.0, "b": 2.0}
+
+
+def test_the_slowdown_that_explains_an_overlapped_iteration_is_found():
+    model, cluster = truth()
+    cluster = replace(cluster, all_reduce=LinearCost(1e-3, 3e-7))
+    plan = make_plan("spdkfac", model, cluster)
+    profile = RunProfile(model, cluster, None)
+    ideal = simulate(plan, model, cluster).iteration_s
+    for slowdown in (0.2, 0.5):
+        disturbed = DisturbedCluster.disturbed(cluster, Interference(slowdown=slowdown))
+        measured = simulate(plan, model, disturbed).iteration_s
+        assert measured > ideal * 1.02
+        found = slowed(profile, plan, measured)
+        assert found.cluster.interference.slowdown == pytest.approx(slowdown, abs=2e-3)
+        assert found.iteration_s == measured
+    assert slowed(profile, plan, 0.9 * ideal).cluster == cluster, "what is quicker than ideal is not slowed"
+
+
+def test_what_does_not_overlap_is_measured_before_planning_anew():
+    run = run_ranks(without_overlap, 2)[0]
+    assert run["during"] == ("none", False)
+    assert run["before"] == run["so far"]
+
+
+def without_overlap(rank, world_size):
+    run = Run(rank, world_size, schedule={"name": "auto", "pipelining": "layerwise"}, turns=1)
+    assert run.replanner._without_overlap() is None, "a fixed switch forbids it"
+    run = Run(rank, world_size, turns=1).train(5)
+    during = run.kfac.plan.schedule
+    first = Run(rank, world_size).kfac.plan.fingerprint
+    run.train(ALONE)
+    return {
+        "during": (during.pipelining, during.gradient_pipelining),
+        "before": run.replanner.result.before.fingerprint,
+        "so far": first,
+    }
