@@ -9,11 +9,20 @@ from pathlib import Path
 from types import ModuleType
 
 from paper_figures import (
+    ablation,
     breakdown,
+    communication_costs,
+    convergence,
+    factor_sizes,
+    inverse_costs,
+    inverse_placement,
     iteration_time,
     measured_breakdown,
     measured_iteration_time,
     models_table,
+    motivation,
+    overlap,
+    pipelining,
     placement_bounds,
     scaling,
 )
@@ -23,17 +32,28 @@ ITEMS: dict[str, ModuleType] = {
     item.NAME: item
     for item in (
         models_table,
+        factor_sizes,
+        motivation,
+        communication_costs,
+        inverse_costs,
         iteration_time,
-        measured_iteration_time,
         breakdown,
-        measured_breakdown,
-        placement_bounds,
+        pipelining,
+        inverse_placement,
+        ablation,
+        overlap,
         scaling,
+        placement_bounds,
+        convergence,
+        measured_iteration_time,
+        measured_breakdown,
     )
 }
 """Every table and figure by its name, in the order in which they are made."""
-MEASURED = (measured_iteration_time.NAME, measured_breakdown.NAME)
-"""Those that read run records."""
+MEASURED = tuple(
+    item.NAME for item in (communication_costs, inverse_costs, overlap, measured_iteration_time, measured_breakdown)
+)
+"""Those that read run records or this machine's profile."""
 RUNS = (Path("runs/reproduce"), Path("runs"))
 """Where run records are unless the user says so: the first of these that exists."""
 

@@ -145,6 +145,32 @@ def inverse_s(key: str, placement: str) -> dict[str, Sourced]:
     return {kind: _sourced(entry, values[f"{kind}_s"]) for kind in ("InverseComp", "InverseComm")}
 
 
+def motivation_algorithms() -> tuple[str, ...]:
+    """The five algorithms of the motivation figure, in its order."""
+    return tuple(load()["motivation"]["exposed_s"])
+
+
+def motivation_s(algorithm: str) -> dict[str, Sourced]:
+    """Published seconds per kind (:data:`KINDS`) of ResNet-50 under one of :func:`motivation_algorithms`."""
+    entry = load()["motivation"]
+    exposed = _pick(entry["exposed_s"], algorithm, "algorithm")
+    return {kind: _sourced(entry, exposed[kind]) for kind in KINDS}
+
+
+def pipelining_s(key: str, name: str) -> dict[str, Sourced]:
+    """Published FactorComp and exposed FactorComm seconds under one way of pipelining (``Naive``, ``SP w/ OTF``)."""
+    entry = _entry("pipelining", key)
+    exposed = _pick(entry["exposed_FactorComm_s"], name, "pipelining")
+    values = {"FactorComp": entry["FactorComp_s"], "FactorComm": exposed}
+    return {kind: _sourced(entry, value) for kind, value in values.items()}
+
+
+def ablation_s(key: str, cell: str) -> Sourced:
+    """Published seconds of one iteration in a cell of the ablation (``+Pipe-LBP``)."""
+    entry = _entry("ablation", key)
+    return _sourced(entry, _pick(entry["iteration_s"], cell, "cell"))
+
+
 def lbp_threshold_dim() -> int:
     """The dimension below which every rank inverted a factor in the authors' final runs of SPD-KFAC."""
     dim: int = load()["lbp"]["threshold_final_runs_dim"]
@@ -161,6 +187,14 @@ def linear_cost(name: str) -> LinearCoefficients:
     _require_source(entry, name)
     values = (entry["alpha_s"], entry["beta_s_per_element"])
     return LinearCoefficients(*values, entry["status"], entry["source"], entry["confidence"])
+
+
+def inverse_exponential() -> tuple[float, float, dict[str, str]]:
+    """The paper's inverse cost ``alpha_s * exp(beta_per_dim * dim)``: its two coefficients and its origin."""
+    entry = _entry("cost_models", "inverse_figure")
+    _require_source(entry, "inverse_figure")
+    origin = {"source": entry["source"], "confidence": entry["confidence"]}
+    return entry["alpha_s"], entry["beta_per_dim"], origin
 
 
 def _entry(section: str, key: str) -> Mapping[str, Any]:

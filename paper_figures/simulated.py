@@ -9,7 +9,7 @@ from functools import cache
 from kfac.planning import ClusterProfile, LinearCost, ModelProfile, Plan, PolynomialCost, ScheduleConfig
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
 from kfac.schedules import NAMED_SCHEDULES, make_plan
-from kfac.simulation import simulate
+from kfac.simulation import simulated_iteration_s
 from paper_figures import interference, published
 from paper_figures.item import Provenance
 from paper_figures.paper_cluster import CLUSTER_NAME
@@ -55,6 +55,11 @@ def model(key: str) -> ModelProfile:
 
 
 @cache
+def _plan(key: str, schedule: ScheduleConfig) -> Plan:
+    return make_plan(schedule, model(key), cluster())
+
+
+@cache
 def simulated(key: str, schedule: ScheduleConfig, fitted: bool = False) -> Simulated:
     """One of the paper's models under a schedule on the paper's cluster.
 
@@ -63,7 +68,7 @@ def simulated(key: str, schedule: ScheduleConfig, fitted: bool = False) -> Simul
         schedule: planned with the shipped profile, whose all-reduce has the constants of the authors' planner.
         fitted: whether it is executed with the interference of :mod:`paper_figures.interference`, or ideally.
     """
-    plan = make_plan(schedule, model(key), cluster())
+    plan = _plan(key, schedule)
     levels_s = exclusion_levels_s(plan, model(key), interference.load().cluster(key) if fitted else cluster())
     # Rounded to a picosecond, so that a difference of two equal sums is zero.
     steps_s = [round(b - a, 12) + 0.0 for a, b in zip((0.0, *levels_s), levels_s, strict=False)]
@@ -84,15 +89,15 @@ def exclusion_levels_s(plan: Plan, model: ModelProfile, cluster: ClusterProfile)
     pass_s = sum(layer.forward_s + layer.backward_s for layer in model.layers) + model.loss_s + model.update_s
 
     def s_sgd_s(of: ModelProfile) -> float:
-        return simulate(make_plan(no_curvature, of, cluster, plan.world_size), of, cluster).iteration_s
+        return simulated_iteration_s(make_plan(no_curvature, of, cluster, plan.world_size), of, cluster)
 
     return (
         pass_s,
         s_sgd_s(model),
         s_sgd_s(_statistics_in_passes(model)),
-        simulate(no_owners, model, replace(cluster, inverse=instant)).iteration_s,
-        simulate(plan, model, replace(cluster, broadcast=free)).iteration_s,
-        simulate(plan, model, cluster).iteration_s,
+        simulated_iteration_s(no_owners, model, replace(cluster, inverse=instant)),
+        simulated_iteration_s(plan, model, replace(cluster, broadcast=free)),
+        simulated_iteration_s(plan, model, cluster),
     )
 
 

@@ -1,0 +1,100 @@
+"""Convergence figure: metric against steps of K-FAC and its rivals, measured, with the range of three seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from paper_figures.item import Context, Made, Provenance
+from paper_figures.style import PAGE_IN, paper_style, save
+
+NAME = "convergence"
+PATH = Path(__file__).parents[1] / "docs" / "optimisation.json"
+COMMAND = "python -m benchmarks optimisation"
+LOOKS: Mapping[str, tuple[str, str]] = {
+    "sgd": ("#8c8c8c", "-"),
+    "adamw": ("#e69f00", "--"),
+    "soap-1": ("#56b4e9", "-"),
+    "soap-10": ("#56b4e9", ":"),
+    "kfac-1": ("#d55e00", "-"),
+    "kfac-10": ("#d55e00", ":"),
+}
+"""Colour and dashes by contender."""
+LABELS = {
+    "sgd": "SGD",
+    "adamw": "AdamW",
+    "soap-1": "SOAP, every step",
+    "soap-10": "SOAP, every 10",
+    "kfac-1": "K-FAC, every step",
+    "kfac-10": "K-FAC, every 10",
+}
+
+
+@cache
+def load() -> Mapping[str, Any]:
+    """The comparison's data."""
+    data: Mapping[str, Any] = json.loads(PATH.read_text())
+    return data
+
+
+def curve(evaluations: list[Mapping[str, Any]]) -> list[tuple[int, float, float, float]]:
+    """Step, least, median and greatest value over the seeds, where all of them still ran: each ends at the target."""
+    of_seeds = [dict(map(tuple, e["curve"])) for e in evaluations if e["curve"]]
+    steps = sorted(set.intersection(*(set(c) for c in of_seeds))) if of_seeds else []
+    return [(s, min(v), median(v), max(v)) for s in steps for v in [[c[s] for c in of_seeds]]]
+
+
+def draw(workloads: Mapping[str, Any]) -> Figure:
+    """One panel per workload; call it inside :func:`~paper_figures.style.paper_style`."""
+    figure = Figure(figsize=(PAGE_IN, 2.6))
+    for axes, (name, workload) in zip(figure.subplots(1, len(workloads)), workloads.items(), strict=True):
+        for contender, of_contender in workload["contenders"].items():
+            points = curve(of_contender["evaluations"])
+            if not points:
+                continue
+            steps, low, middle, high = zip(*points, strict=True)
+            color, dashes = LOOKS[contender]
+            axes.plot(steps, middle, dashes, color=color, linewidth=1.1, label=LABELS[contender])
+            axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
+        axes.axhline(workload["target"], color="#262626", linewidth=0.6, linestyle=(0, (1, 2)))
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.set_title(name)
+        axes.set_xlabel("steps")
+        axes.set_ylabel(workload["title"].rsplit(": ", 1)[1])
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper center", ncols=len(labels), frameon=False, bbox_to_anchor=(0.53, 1.02))
+    figure.subplots_adjust(left=0.07, right=0.99, top=0.82, bottom=0.15, wspace=0.28)
+    return figure
+
+
+def make(context: Context) -> Made:
+    """Write the figure as PDF and PNG."""
+    provenance = Provenance(NAME)
+    data = load()
+    provenance.inputs["comparison"] = {
+        "file": f"docs/{PATH.name}",
+        "made_by": COMMAND,
+        "code": data["code"],
+        "environment": data["environment"],
+        "seeds": data["seeds"]["evaluation"],
+        "lines": "the median of the seeds, shaded from the least to the greatest; up to where the first met the target",
+    }
+    for name, workload in data["workloads"].items():
+        for contender, of_contender in workload["contenders"].items():
+            for step, *values in curve(of_contender["evaluations"]):
+                for statistic, value in zip(("min", "median", "max"), values, strict=True):
+                    path = f"{name}/measured/{contender}/{step}/{statistic}"
+                    provenance.add(path, value, "measured", input="comparison")
+    with paper_style():
+        files = save(draw(data["workloads"]), context.out / NAME)
+    return Made((*files, provenance.write(context.out)))
