@@ -18,15 +18,15 @@ from paper_figures.style import PAGE_IN, paper_style, save
 NAME = "convergence"
 PATH = Path(__file__).parents[1] / "docs" / "optimisation.json"
 COMMAND = "python -m benchmarks optimisation"
-LOOKS: Mapping[str, tuple[str, str]] = {
-    "sgd": ("#8c8c8c", "-"),
-    "adamw": ("#e69f00", "--"),
-    "soap-1": ("#56b4e9", "-"),
-    "soap-10": ("#56b4e9", ":"),
-    "kfac-1": ("#d55e00", "-"),
-    "kfac-10": ("#d55e00", ":"),
+LOOKS: Mapping[str, tuple[str, str, str]] = {
+    "sgd": ("#8c8c8c", "-", "o"),
+    "adamw": ("#e69f00", "--", "s"),
+    "soap-1": ("#56b4e9", "-", "^"),
+    "soap-10": ("#56b4e9", ":", "v"),
+    "kfac-1": ("#d55e00", "-", "D"),
+    "kfac-10": ("#d55e00", ":", "P"),
 }
-"""Colour and dashes by contender."""
+"""Colour, dashes and the mark at its end, by contender: told apart in grey by the last two."""
 LABELS = {
     "sgd": "SGD",
     "adamw": "AdamW",
@@ -60,8 +60,9 @@ def draw(workloads: Mapping[str, Any]) -> Figure:
             if not points:
                 continue
             steps, low, middle, high = zip(*points, strict=True)
-            color, dashes = LOOKS[contender]
-            axes.plot(steps, middle, dashes, color=color, linewidth=1.1, label=LABELS[contender])
+            color, dashes, mark = LOOKS[contender]
+            ends: dict[str, Any] = {"marker": mark, "ms": 3.5, "markevery": [0, len(steps) - 1]}
+            axes.plot(steps, middle, dashes, color=color, linewidth=1.1, label=LABELS[contender], **ends)
             axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
         axes.axhline(workload["target"], color="#262626", linewidth=0.6, linestyle=(0, (1, 2)))
         axes.set_xscale("log")
