@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from kfac import KFAC, KFACConfig
-from tests.kfac.test_traffic import Log
+from tests.kfac.communicators import Recording, TwoRanks
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")  # under torch.no_grad
 
@@ -156,17 +156,15 @@ def test_fisher_passes_through_reentrant_checkpoints_are_refused_by_torch():
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_leave_within_the_backward_pass(kind):
     """Also where the forward pass that counts is within it: statistics do not wait for step()."""
-    log, model = Log(), Model(kind, "blocks", shared=True)
+    log, model = Recording(TwoRanks()), Model(kind, "blocks", shared=True)
     kfac = KFAC(model, KFACConfig(), "spdkfac", average_gradients=True, communicator=log)
     for step in range(2):
-        log.events.clear()
+        log.sent.clear()
         tokens = torch.randint(0, WORDS, (4, TOKENS + 1), generator=torch.Generator().manual_seed(step))
         model.zero_grad()
         loss = F.cross_entropy(model(tokens[:, :-1]).movedim(-1, 1), tokens[:, 1:])
-        log.events.append("forward ends")
         loss.backward()
-        log.events.append("backward ends")
+        end = len(log.sent)
         kfac.step()
-    end = log.events.index("backward ends")
-    before = sum("FactorComm" in event for event in log.events[:end])
-    assert before == sum("FactorComm" in event for event in log.events) > 1
+    before = sum(one.kind == "FactorComm" for one in log.sent[:end])
+    assert before == sum(one.kind == "FactorComm" for one in log.sent) > 1
