@@ -52,6 +52,7 @@ class Workload:
 
 WORKLOADS = {
     "resnet20": Workload("ResNet-20, 32x32 images, batch 32", "resnet20", (3, 32, 32), 32, 10),
+    "resnet20_b16": Workload("ResNet-20, 32x32 images, batch 16", "resnet20", (3, 32, 32), 16, 10),
     "resnet18": Workload("ResNet-18, 64x64 images, batch 8", "resnet18", (3, 64, 64), 8, 1000),
     "gpt": Workload(
         "GPT of 4 layers, width 128, 64 characters, batch 16",

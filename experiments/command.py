@@ -29,6 +29,8 @@ OPTIONS_WITH_VALUES = ("--config-dir", "-cd", "--config-path", "-cp", "--config-
 USAGE_ERROR = 2
 FAILED = 1
 INTERRUPTED = 130
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+"""Makes Hydra hand its errors on to us, instead of printing and exiting itself. Users set it to see tracebacks."""
 _MISTAKES = (ConfigError, HydraException, OmegaConfBaseException)
 
 
@@ -49,9 +51,9 @@ def run_command(name: str, task: Callable[[DictConfig], Any], check: Callable[[d
     """
     _CHECKS[name] = check
     command = _Command(name, task)
-    # Makes Hydra hand its errors on to us, instead of printing and exiting itself.
-    command.verbose = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    wanted = os.environ.get(_FULL_ERROR)
+    command.verbose = wanted == "1"
+    os.environ[_FULL_ERROR] = "1"
     try:
         restore_interrupts()
         if DRY_RUN in sys.argv and name == "train":
@@ -69,6 +71,11 @@ def run_command(name: str, task: Callable[[DictConfig], Any], check: Callable[[d
         _exit_with(name, error)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    finally:
+        if wanted is None:
+            del os.environ[_FULL_ERROR]
+        else:
+            os.environ[_FULL_ERROR] = wanted
     sys.exit(FAILED if command.failures else 0)
 
 

@@ -106,6 +106,7 @@ def measure(
         "variants": result,
         "model_profile": measured_model,
         "cluster_profile": cluster,
+        "plans": plans,
     }
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.variants import AUTO, FEW, VARIANTS
+from benchmarks.speed.variants import AUTO, FEW, HALF, VARIANTS
 from benchmarks.workloads import WORKLOADS
 from kfac.finals import longest
 from kfac.replanning import ITERATIONS, WARM_UP
@@ -21,7 +21,13 @@ MATCHED = {"ResNet-50": "resnet50", "ResNet-152": "resnet152"}
 """The models of the paper whose ratio of communication to computing the links are made to give."""
 UNLIMITED = "unlimited"
 
-ITERATION_S = {"resnet20": (0.42, 0.8), "gpt": (0.25, 0.8), "resnet18": (3.3, 0.15), "tiny": (0.1, 0.5)}
+ITERATION_S = {
+    "resnet20": (0.42, 0.8),
+    "resnet20_b16": (0.25, 0.8),
+    "gpt": (0.25, 0.8),
+    "resnet18": (3.3, 0.15),
+    "tiny": (0.1, 0.5),
+}
 """Seconds of an iteration of D-KFAC that two ranks took on two cores, unlimited, and the share of it that communication
 is proportional to: what durations are estimated from."""
 _EXPOSED = 0.5
@@ -101,7 +107,8 @@ def matrix(kaisa: Mapping[str, str] | None, workloads: tuple[str, ...], workers:
     """All parts of these models and numbers of workers, the quickest to tell something first.
 
     Four workers share two cores, and their iterations take twice as long: a turn is one iteration then. ResNet-18's
-    take seconds: it gets few variants, three rounds, two workers and the two matched links.
+    take seconds: it gets few variants, three rounds, two workers and the two matched links. The second batch size is
+    one that predictions are tested on (:mod:`benchmarks.speed.validation`).
     """
     links = (*MATCHED, UNLIMITED)
     parts = []
@@ -110,6 +117,9 @@ def matrix(kaisa: Mapping[str, str] | None, workloads: tuple[str, ...], workers:
             if name == "resnet18":
                 if count == 2:
                     parts += [Part(name, 2, link, FEW, rounds=3, iterations=1, kaisa=kaisa) for link in MATCHED]
+            elif name == "resnet20_b16":
+                if count == 2:
+                    parts.append(Part(name, 2, "ResNet-50", HALF, rounds=5, kaisa=kaisa))
             elif name == "tiny":
                 parts.append(Part(name, count, "ResNet-50", FEW, rounds=2, iterations=1, kaisa=kaisa))
             else:

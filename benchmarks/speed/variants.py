@@ -67,3 +67,6 @@ NAMED = (BASELINE, "mpdkfac", PAPER)
 
 FEW = (SGD, BASELINE, "mpdkfac", PAPER, AUTO)
 """Those of a model whose iterations take seconds."""
+
+HALF = (SGD, BASELINE, "mpdkfac", PAPER, "layerwise", "threshold_fusion", "optimal_fusion", "gradient_workers")
+"""Those of a second batch size."""

@@ -30,7 +30,7 @@ def started(payload, rank):
 
 def square(payload, rank):
     started(payload, rank)
-    print("thread setting", os.environ["OMP_NUM_THREADS"])
+    print(f"thread setting {os.environ['OMP_NUM_THREADS']}\\n", end="")
     return {"answer": (rank.rank + 7) ** 2, "world_size": rank.world_size}
 
 def others_hang(payload, rank):

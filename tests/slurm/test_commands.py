@@ -125,6 +125,7 @@ def test_a_key_of_the_site_without_its_prefix_is_told(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["train", "-m", "site=slurm", "gpus_per_node=4", "cpus_per_task=4"])
     with pytest.raises(SystemExit) as end:
         train()
+    assert "HYDRA_FULL_ERROR" not in os.environ  # or all later commands of this process would end in tracebacks
     assert end.value.code == 2
     assert "unknown key cpus_per_task (did you mean site.cpus_per_task?)" in capsys.readouterr().err
 

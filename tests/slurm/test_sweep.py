@@ -122,7 +122,7 @@ def test_an_impossible_combination_submits_nothing(sweep, slurm_environment):
     assert done.returncode == 2
     assert done.stderr.startswith("error: schedule=nonsense is not one of: ")
     done = train(sweep, slurm_environment, "nodes=3")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "world_size=2 does not spread evenly over nodes with nodes=3" in done.stderr
     assert not (sweep / "manifest.jsonl").exists()
 
