@@ -26,6 +26,12 @@ MESSAGE_ELEMENTS = tuple(2**k for k in range(8, 23, 2))
 """Sizes at which collectives are timed: 1 KiB to 16 MiB of float32."""
 
 
+TRAIN, TRAIN_ELEMENTS = 8, 2**20
+"""Messages that are timed together, and the elements at which fewer of them do: messages of a step follow each other
+closely, and a train of them tells how long each keeps the channel busy. One message alone may be quicker (a shaped link
+lets its first bytes through at once, and threads that carry nothing else wake up sooner), or slower (nothing is sent
+while it waits for its start)."""
+
 _NEGLIGIBLE = 1e-9
 """The share of what was measured below which a term of a fit is none."""
 
@@ -183,7 +189,7 @@ def _median_seconds(action: Callable[[], None], repeats: int, device: torch.devi
 def time_collectives(
     communicator: Communicator, device: torch.device | str, sizes: Sequence[int], repeats: int
 ) -> dict[str, list[float]]:
-    """Median seconds of each of :data:`COLLECTIVES` at each size, of the slowest rank; collective."""
+    """Median seconds of each of :data:`COLLECTIVES` at each size, in trains, of the slowest rank; collective."""
     issues: dict[str, Callable[[torch.Tensor], Work]] = {
         "all_reduce": lambda t: communicator.all_reduce(t, "profile"),
         "reduce": lambda t: communicator.reduce(t, 0, "profile"),
@@ -192,9 +198,15 @@ def time_collectives(
     found: dict[str, list[float]] = {name: [] for name in COLLECTIVES}
     for name in COLLECTIVES:
         for elements in sizes:
-            tensor = torch.zeros(elements, device=device)
+            count = max(1, min(TRAIN, TRAIN_ELEMENTS // elements))
+            tensors = [torch.zeros(elements, device=device) for _ in range(count)]
+
+            def train(issue: Callable[[torch.Tensor], Work] = issues[name], tensors: Sequence[Any] = tensors) -> None:
+                for work in [issue(tensor) for tensor in tensors]:
+                    work.wait()
+
             communicator.barrier()
-            mine = _median_seconds(lambda issue=issues[name], tensor=tensor: issue(tensor).wait(), repeats, device)  # type: ignore[misc]
+            mine = _median_seconds(train, repeats, device) / count
             found[name].append(max(communicator.all_gather_object(mine)))
     return found
 

@@ -140,14 +140,17 @@ class Interference:
             and copies into and out of it.
         wait_s: seconds per iteration of more than one rank that no message accounts for: waiting for the slowest rank,
             for data, for the runtime.
+        message_s: seconds of computing that every collective costs which starts while there is some: threads that carry
+            it wake up and share its cores.
     """
 
     slowdown: float = 0.0
     item_s: float = 0.0
     wait_s: float = 0.0
+    message_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for key in ("slowdown", "item_s", "wait_s"):
+        for key in ("slowdown", "item_s", "wait_s", "message_s"):
             object.__setattr__(self, key, number(f"interference: {key}", getattr(self, key)))
         if self.slowdown > 1:
             raise ValueError(f"interference: slowdown is a part of the speed, from 0 to 1, got {self.slowdown!r}")

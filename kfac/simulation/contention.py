@@ -14,7 +14,11 @@ from kfac.simulation.events import Task, dependencies
 
 
 def run_slowed(
-    tasks: Sequence[Task], in_order: Collection[Hashable], channel: Hashable, slowdown: float
+    tasks: Sequence[Task],
+    in_order: Collection[Hashable],
+    channel: Hashable,
+    slowdown: float,
+    message_s: float = 0.0,
 ) -> list[tuple[float, float]]:
     """``(start, end)`` of every task in seconds, where tasks that share the channel slow the others.
 
@@ -24,6 +28,7 @@ def run_slowed(
         in_order: every resource of the tasks; each serves its tasks in the order of the list.
         channel: the resource whose tasks slow those of all others, and are not slowed themselves.
         slowdown: the part of their speed that the others lose meanwhile, from 0 to 1.
+        message_s: seconds of work that those which are running lose whenever a task of the channel starts.
 
     Raises:
         ValueError: for a resource that serves in another order, a slowdown outside its range, a negative duration, or
@@ -46,7 +51,9 @@ def run_slowed(
         for i in ready:
             starts[i] = clocks[True]
             timed = not tasks[i].resources or channel in tasks[i].resources
-            sending += channel in tasks[i].resources
+            if channel in tasks[i].resources:
+                sending += 1
+                clocks[False] -= message_s
             heapq.heappush(running[timed], (clocks[timed] + tasks[i].duration_s, i))
         speed = 1.0 - slowdown if sending else 1.0
         timed, clocks = _next(running, clocks, speed)

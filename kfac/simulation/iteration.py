@@ -129,10 +129,10 @@ class _Graph:
 
     def run(self) -> list[tuple[float, float]]:
         """Start and end of every task."""
-        slowdown = self.interference.slowdown
-        if not slowdown:
+        slowdown, message_s = self.interference.slowdown, self.interference.message_s
+        if not slowdown and not message_s:
             return run_tasks(self.tasks, self.resources)
-        return run_slowed(self.tasks, self.resources, _CHANNEL, slowdown)
+        return run_slowed(self.tasks, self.resources, _CHANNEL, slowdown, message_s)
 
     def build(self) -> None:
         layers = [layer for layer in self.model.layers if (layer.name, "A") in self.factor_index]
