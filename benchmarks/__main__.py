@@ -27,7 +27,7 @@ def run_speed(arguments: Sequence[str]) -> int:
     parser.add_argument("--workers", default=",".join(map(str, defaults.workers)), help="numbers of ranks")
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; no measurement")
     parser.add_argument("--stored", action="store_true", help="measure nothing: report what there is")
-    parser.add_argument("--docs", action="store_true", help="also into docs/speed.md and docs/speed.json")
+    parser.add_argument("--docs", action="store_true", help="also into docs: speed.md, validation.md")
     parser.add_argument("--output", type=Path, default=OUTPUT / "speed", help="folder of results and pictures")
     options = parser.parse_args(arguments)
     if options.quick and options.docs:

@@ -19,7 +19,8 @@ MAX_RANKS = 8
 
 
 def draw_timeline(timeline: Timeline, title: str = "", max_ranks: int = MAX_RANKS) -> Figure:
-    """A figure with two lanes per rank: computing above, messages below, one colour per kind.
+    """A figure with two lanes per rank: computing above, messages below, one colour per kind; the critical path is
+    underlined where it is known.
 
     Args:
         timeline: of one iteration.
@@ -27,6 +28,7 @@ def draw_timeline(timeline: Timeline, title: str = "", max_ranks: int = MAX_RANK
         max_ranks: how many ranks are shown.
     """
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     ranks = timeline.ranks[:max_ranks]
@@ -41,6 +43,9 @@ def draw_timeline(timeline: Timeline, title: str = "", max_ranks: int = MAX_RANK
                 spans = [s for s in timeline.spans if (s.rank, s.lane, s.kind) == (rank, name, kind)]
                 bars = [(1e3 * s.start_s, 1e3 * s.duration_s) for s in spans]
                 axes.broken_barh(bars, (bottom, 0.9), color=KIND_COLORS[kind], linewidth=0)
+            path = [s for s in timeline.spans if (s.rank, s.lane) == (rank, name) and s.critical]
+            lines = [(1e3 * s.start_s, 1e3 * s.duration_s) for s in path]
+            axes.broken_barh(lines, (bottom + 0.92, 0.1), color="black", linewidth=0)
     axes.set_yticks([position for position, _ in ticks], [label for _, label in ticks])
     axes.set_ylim(2.4 * len(ranks) - 0.4, -0.1)
     axes.set_xlim(0, 1e3 * timeline.iteration_s or 1)
@@ -49,6 +54,8 @@ def draw_timeline(timeline: Timeline, title: str = "", max_ranks: int = MAX_RANK
     axes.tick_params(axis="y", length=0)
     present = {span.kind for span in timeline.spans}
     handles = [Patch(color=KIND_COLORS[kind], label=kind) for kind in KINDS if kind in present]
+    if any(span.critical for span in timeline.spans):
+        handles.append(Line2D([], [], color="black", label="critical path"))
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     more = _count(timeline, timeline.ranks) - _count(timeline, ranks)
@@ -114,7 +121,10 @@ def _page_data(views: Mapping[str, Timeline], title: str) -> dict[str, Any]:
             for name, rank, lane in lanes
         ],
         "spans": [
-            [row[name, s.rank, s.lane], kinds.index(s.kind), s.name, _us(s.start_s), _us(s.duration_s)]
+            [
+                *(row[name, s.rank, s.lane], kinds.index(s.kind), s.name, _us(s.start_s), _us(s.duration_s)),
+                *([1] if s.critical else []),
+            ]
             for name, timeline in views.items()
             for s in timeline.spans
         ],

@@ -47,6 +47,7 @@ class Span:
         kind: one of :data:`KINDS`.
         name: what exactly, for people.
         start_s, end_s: seconds from the iteration's start.
+        critical: whether it is on the critical path, as far as that is known (simulated timelines).
 
     Raises:
         ValueError: for an unknown kind, times that are negative or not finite, or an end before the start.
@@ -58,6 +59,7 @@ class Span:
     name: str
     start_s: float
     end_s: float
+    critical: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -199,6 +201,8 @@ class Timeline:
             times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
             identity = {"pid": first_pid + s.rank, "tid": tids[s.rank, s.lane], "cat": s.kind}
             args = {"kind": s.kind, "lane": s.lane, "start_s": s.start_s, "end_s": s.end_s}
+            if s.critical:
+                args["critical"] = True
             yield {"ph": "X", "name": s.name, **identity, **times, "args": args}
 
     @classmethod
@@ -211,7 +215,15 @@ class Timeline:
         try:
             data = json.loads(Path(path).read_text())
             spans = tuple(
-                Span(e["pid"] - 1, e["args"]["lane"], e["cat"], e["name"], e["args"]["start_s"], e["args"]["end_s"])
+                Span(
+                    rank=e["pid"] - 1,
+                    lane=(args := e["args"])["lane"],
+                    kind=e["cat"],
+                    name=e["name"],
+                    start_s=args["start_s"],
+                    end_s=args["end_s"],
+                    critical=bool(args.get("critical")),
+                )
                 for e in data["traceEvents"]
                 if e["ph"] == "X"
             )

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.checkout import check_checkout, kaisa_identity
 from benchmarks.netns import emulated_network
 from benchmarks.pages import into_page
+from benchmarks.speed import validation
 from benchmarks.speed.measure import measure
 from benchmarks.speed.parts import ROOT, Part, Store, code_digest, matrix
 from benchmarks.speed.report import report
@@ -61,7 +62,8 @@ def main(setting: Setting, output: Path, docs: bool = False, measuring: bool = T
     Args:
         setting: what to measure.
         output: a folder for results and pictures.
-        docs: also into ``docs/speed.json`` and ``docs/speed.md``.
+        docs: also into ``docs/speed.json`` and ``docs/speed.md``, and what simulations predict of it, into
+            ``docs/validation.md``.
         measuring: False: report what there is, whatever code it was measured with.
 
     Raises:
@@ -76,9 +78,16 @@ def main(setting: Setting, output: Path, docs: bool = False, measuring: bool = T
     if docs:
         kept = [{k: v for k, v in result.items() if k not in INPUTS} for result in results]
         (DOCS / "speed.json").write_text(json.dumps(kept, separators=(",", ":")) + "\n")
-        page = DOCS / "speed.md"
-        page.write_text(into_page(page.read_text(), text))
+        _write_page("speed.md", text)
+        _write_page("validation.md", validation.report(results))
+        if found := validation.predictions(results):
+            validation.scatter(found, DOCS / "images" / "validation.png")
     return text
+
+
+def _write_page(name: str, text: str) -> None:
+    page = DOCS / name
+    page.write_text(into_page(page.read_text(), text))
 
 
 def run(parts: Sequence[Part], store: Store, kaisa: Path | None, pictures: Path, say: Callable[[str], None]) -> None:

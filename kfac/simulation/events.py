@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -74,6 +75,44 @@ def run_tasks(tasks: Sequence[Task], in_order: Collection[Hashable] = ()) -> lis
     if stuck:
         raise ValueError(f"tasks wait for each other in a circle: {', '.join(stuck[:5])}")
     return [time for time in times if time is not None]
+
+
+def critical_path(
+    tasks: Sequence[Task], times: Sequence[tuple[float, float]], in_order: Collection[Hashable] = ()
+) -> tuple[int, ...]:
+    """The tasks, first to last, of which each begins when the one before it ends, up to the end of all.
+
+    Where any of them were quicker (and no other path equally long), all would end earlier. Of several such paths, the
+    one through the tasks that stand last in the list.
+
+    Args:
+        tasks, in_order: as for :func:`run_tasks`.
+        times: start and end of every task, from :func:`run_tasks`.
+    """
+    if not tasks:
+        return ()
+    before: list[list[int]] = [[] for _ in tasks]
+    for i, released in enumerate(dependencies(tasks, in_order)[1]):
+        for j in released:
+            before[j].append(i)
+    users: dict[Hashable, list[int]] = defaultdict(list)
+    for i, task in enumerate(tasks):
+        for resource in task.resources:
+            if resource not in in_order:
+                users[resource].append(i)
+    current = max(range(len(tasks)), key=lambda i: (times[i][1], i))
+    path = [current]
+    seen = {current}
+    while times[current][0] > 0:
+        start = times[current][0]
+        others = (j for resource in tasks[current].resources for j in users[resource])
+        waited = [j for j in (*before[current], *others) if times[j][1] == start and j not in seen]
+        if not waited:
+            break
+        current = max(waited)
+        path.append(current)
+        seen.add(current)
+    return tuple(reversed(path))
 
 
 def dependencies(tasks: Sequence[Task], in_order: Collection[Hashable]) -> tuple[list[int], list[list[int]]]:

@@ -14,7 +14,7 @@ from kfac.planning.costs import checked_cost, inverse_dim
 from kfac.planning.plan import Plan
 from kfac.planning.profiles import ClusterProfile, ModelProfile, interference_of
 from kfac.simulation.contention import run_slowed
-from kfac.simulation.events import Task, run_tasks
+from kfac.simulation.events import Task, critical_path, run_tasks
 from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE, Span, Timeline
 
 _CHANNEL = "channel"
@@ -27,7 +27,7 @@ def simulate(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> Timeli
 
     Collectives start when every rank has reached them, the one before has left the channel, and what they carry is
     there. Ranks that own no factor do the same: the lowest of them stands for all. The optimizer's update is no span;
-    it is part of :attr:`Timeline.total_s`.
+    it is part of :attr:`Timeline.total_s`. Spans on the critical path say so.
 
     Args:
         plan: what every rank does.
@@ -38,14 +38,15 @@ def simulate(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> Timeli
         ValueError: if the plan is for another model, naming the first difference, or a cost is no number of seconds.
     """
     graph, times = _run(plan, model, cluster)
-    of_rank: dict[int, list[tuple[_Label, float, float]]] = {rank: [] for rank in (_EVERY_RANK, *graph.lanes)}
-    for (start, end), label in zip(times, graph.labels, strict=True):
+    critical = set(critical_path(graph.tasks, times, graph.resources))
+    of_rank: dict[int, list[tuple[_Label, float, float, bool]]] = {rank: [] for rank in (_EVERY_RANK, *graph.lanes)}
+    for i, ((start, end), label) in enumerate(zip(times, graph.labels, strict=True)):
         if label is not None:
-            of_rank[label.rank].append((label, start, end))
+            of_rank[label.rank].append((label, start, end, i in critical))
     spans = [
-        Span(rank, label.lane, label.kind, label.name, start, end)
+        Span(rank, label.lane, label.kind, label.name, start, end, on_path)
         for rank in graph.lanes
-        for label, start, end in (*of_rank[_EVERY_RANK], *of_rank[rank])
+        for label, start, end, on_path in (*of_rank[_EVERY_RANK], *of_rank[rank])
     ]
     return Timeline(tuple(spans), graph.lanes, _iteration_s(times, model), "simulated")
 
@@ -144,7 +145,7 @@ class _Graph:
         arrived = self._messages(ready)
         step = self.add_step((*ready.backward_end, *arrived), self.interference.wait_s)
         if self.plan.schedule.inverse_start == "as_ready" and self.plan.world_size > 1:
-            self._note_arrivals(self.add_step(ready.backward_end), arrived)
+            self._note_arrivals(self.add_step(ready.backward_end, self.interference.wait_s), arrived)
         if self.plan.schedule.curvature:
             self.add_second_order(step)
 

@@ -100,6 +100,33 @@ def test_an_iteration_is_delayed_by_no_more_than_what_its_collectives_slow():
         assert ideal.iteration_s - 1e-9 <= found_s <= ideal.iteration_s + 0.5 * sent_s + 1e-9
 
 
+def test_each_message_costs_those_which_compute_work():
+    tasks = [
+        Task("passes", 10, ("x",)),
+        Task("first", 1, ("channel",)),
+        Task("second", 3, ("channel",)),
+        Task("late", 1, ("channel",), (0,)),
+        Task("waits", 5),
+    ]
+    assert run_slowed(tasks, ORDER, "channel", 0.0, 0.5) == [(0, 11), (0, 1), (1, 4), (11, 12), (0, 5)]
+    assert run_slowed(tasks, ORDER, "channel", 0.5, 0.5) == [(0, 13), (0, 1), (1, 4), (13, 14), (0, 5)]
+    assert run_slowed(tasks, ORDER, "channel", 0.0) == run_tasks(tasks, ORDER)
+
+
+def test_a_profile_with_a_cost_per_message_delays_what_overlaps_and_nothing_else():
+    dice = random.Random(15)
+    for _ in range(20):
+        model, cluster = random_model(dice), random_cluster(dice, 3)
+        costly = DisturbedCluster.disturbed(cluster, Interference(message_s=0.25))
+        late = make_plan({"name": "mpdkfac", "gradient_pipelining": False, "placement": "non_dist"}, model, cluster)
+        assert simulate(late, model, costly).iteration_s == simulate(late, model, cluster).iteration_s
+        plan = make_plan({"name": "spdkfac", "placement": "non_dist"}, model, cluster)
+        before, after = (simulate(plan, model, c).busy_s() for c in (cluster, costly))
+        lost = sum(after[kind] - before[kind] for kind in ("FF", "BP", "FactorComp"))
+        assert lost <= 0.25 * len(plan.messages) + 1e-9
+        assert lost > 0 or len(model.layers) == 1
+
+
 def test_items_and_waiting_cost_what_they_say():
     dice = random.Random(12)
     for _ in range(40):
@@ -119,6 +146,8 @@ def test_a_profile_keeps_interference_and_without_it_reads_and_writes_as_ever():
     assert "interference" not in bare.to_dict()
     fitted = DisturbedCluster.disturbed(bare, Interference(slowdown=0.25, item_s=0.5, wait_s=1.5))
     assert ClusterProfile.from_dict(fitted.to_dict()) == fitted
+    older = {key: value for key, value in fitted.to_dict()["interference"].items() if key != "message_s"}
+    assert ClusterProfile.from_dict({**bare.to_dict(), "interference": older}) == fitted
     assert ClusterProfile.from_dict(bare.to_dict()) == bare
     assert interference_of(fitted.at(8)) == fitted.interference
     assert interference_of(fitted.at(1)) == interference_of(bare) == NO_INTERFERENCE

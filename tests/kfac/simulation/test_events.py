@@ -1,11 +1,12 @@
 """The event simulator against a clock that ticks, one unit at a time."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from kfac.simulation import Task, run_tasks
+from kfac.simulation import Task, critical_path, run_tasks
 
 
 def ticking(tasks, in_order=()):
@@ -106,6 +107,28 @@ def test_in_order_graphs_take_longer_when_any_task_does():
         slower = [*tasks]
         slower[k] = Task(tasks[k].name, tasks[k].duration_s + 3, tasks[k].resources, tasks[k].after)
         assert all(late >= early for late, early in zip(run_tasks(slower, order), before, strict=True))
+
+
+def test_the_critical_path_alone_decides_when_all_ends():
+    dice = random.Random(7)
+    slack = 0
+    for _ in range(300):
+        tasks = random_tasks(dice, shortest=1)
+        times = run_tasks(tasks, "abc")
+        end = max(end for _, end in times)
+        path = critical_path(tasks, times, "abc")
+        assert times[path[0]][0] == 0
+        assert times[path[-1]][1] == end
+        assert all(times[i][1] == times[j][0] for i, j in pairwise(path))
+        without_the_rest = [replace(task, duration_s=task.duration_s * (i in path)) for i, task in enumerate(tasks)]
+        assert max(end for _, end in run_tasks(without_the_rest, "abc")) == end
+        for i in range(len(tasks)):
+            longer = [replace(task, duration_s=task.duration_s + (i == j)) for j, task in enumerate(tasks)]
+            delay = max(end for _, end in run_tasks(longer, "abc")) - end
+            assert delay == 1 if i in path else delay in (0, 1)
+            slack += delay == 0
+    assert slack > 300  # so being on the path says something
+    assert critical_path([], []) == ()
 
 
 def test_no_tasks():
