@@ -27,6 +27,7 @@ def draw_timeline(timeline: Timeline, title: str = "", max_ranks: int = MAX_RANK
         title: above it.
         max_ranks: how many ranks are shown.
     """
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -53,7 +54,7 @@ def draw_timeline(timeline: Timeline, title: str = "", max_ranks: int = MAX_RANK
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     present = {span.kind for span in timeline.spans}
-    handles = [Patch(color=KIND_COLORS[kind], label=kind) for kind in KINDS if kind in present]
+    handles: list[Artist] = [Patch(color=KIND_COLORS[kind], label=kind) for kind in KINDS if kind in present]
     if any(span.critical for span in timeline.spans):
         handles.append(Line2D([], [], color="black", label="critical path"))
     if handles:

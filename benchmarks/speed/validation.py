@@ -2,8 +2,8 @@
 
 A model is profiled once: by D-KFAC's iterations on two workers, on the links that give ResNet-50's ratio. Collectives
 are those that each part timed before its rounds. How fast the machine is in a part, minutes or workers later, S-SGD's
-passes tell. How much communication slows computing down is fitted to three more variants on the links of the profile (a
-model that has too few of them takes the numbers of another). All other configurations are predicted.
+passes tell. How much communication slows computing down is fitted to up to three more variants on the links of the
+profile. All other configurations are predicted.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ LINK, WORKERS = "ResNet-50", 2
 """Of the part of each model that calibrates it."""
 FITTED = (PAPER, "layerwise", "threshold_fusion")
 """The variants that interference is fitted to, beside the baseline: some messages, many, few."""
-REFERENCE = "resnet20"
-"""Whose interference a model takes that was not measured under all of these."""
 SAMPLES_OF = {"resnet20_b16": "resnet20"}
 """Workloads of another batch size, and whose profile predicts them."""
 
@@ -128,7 +126,7 @@ def calibrate(results: Sequence[Result]) -> Calibration:
             alone_s = simulated_iteration_s(plan, models[workload], cluster)
             waits_s[workload] = max(0.0, _measured(result, BASELINE) - alone_s)
             passes_s[workload] = _passes_s(result)
-            if set(FITTED) <= set(result["plans"]):
+            if set(FITTED) & set(result["plans"]):
                 interference[workload] = fit_interference(result, models[workload], cluster, waits_s[workload])
     return Calibration(models, inverses, waits_s, passes_s, interference)
 
@@ -139,14 +137,19 @@ def times(cost: Cost, factor: float) -> Cost:
 
 
 def fit_interference(result: Result, model: ModelProfile, cluster: ClusterProfile, wait_s: float) -> Interference:
-    """The slowdown and the cost of a message with which simulations of :data:`FITTED` are nearest to what they took."""
-    plans = [Plan.from_dict(result["plans"][variant]) for variant in FITTED]
-    measured = [_measured(result, variant) for variant in FITTED]
+    """The slowdown and the cost of a message with which simulations of :data:`FITTED` are nearest to what they took.
 
-    def interference(x: Sequence[float]) -> Interference:
-        return Interference(slowdown=min(max(x[0], 0.0), 1.0), message_s=max(x[1], 0.0) * 1e-3, wait_s=wait_s)
+    Where only one of them was measured, messages cost nothing beside: one number cannot be parted in two.
+    """
+    fitted = [variant for variant in FITTED if variant in result["plans"]]
+    plans = [Plan.from_dict(result["plans"][variant]) for variant in fitted]
+    measured = [_measured(result, variant) for variant in fitted]
 
-    def distance(x: Sequence[float]) -> float:
+    def interference(x: Any) -> Interference:
+        message_s = max(float(x[1]), 0.0) * 1e-3 if len(fitted) > 1 else 0.0
+        return Interference(slowdown=min(max(float(x[0]), 0.0), 1.0), message_s=message_s, wait_s=wait_s)
+
+    def distance(x: Any) -> float:
         disturbed = DisturbedCluster.disturbed(cluster, interference(x))
         outside = sum(min(value, 0.0) ** 2 for value in x) + max(x[0] - 1.0, 0.0) ** 2
         logs = [
@@ -156,8 +159,8 @@ def fit_interference(result: Result, model: ModelProfile, cluster: ClusterProfil
         return float(np.sum(np.square(logs)) + outside)
 
     starts = ((0.2, 0.5), (0.05, 1.0), (0.5, 0.1))
-    found = min((minimize(distance, start, method="Nelder-Mead") for start in starts), key=lambda one: float(one.fun))
-    return replace(interference(found.x), wait_s=0.0)
+    tried = [minimize(distance, np.array(start), method="Nelder-Mead") for start in starts]
+    return replace(interference(min(tried, key=lambda one: float(one.fun)).x), wait_s=0.0)
 
 
 def predictions(results: Sequence[Result]) -> list[Prediction]:
@@ -167,8 +170,8 @@ def predictions(results: Sequence[Result]) -> list[Prediction]:
     for result in results:
         workload, workers, link = _part(result)
         source = SAMPLES_OF.get(workload, workload)
-        interference = calibration.interference.get(source, calibration.interference.get(REFERENCE))
-        if source not in calibration.models or interference is None:
+        interference = calibration.interference.get(source)
+        if interference is None:
             continue
         slower = _passes_s(result) / calibration.passes_s[source]
         rest = slower if source == workload else 1.0  # samples have no part in it
@@ -192,24 +195,19 @@ def predictions(results: Sequence[Result]) -> list[Prediction]:
                     predicted_s=timeline.iteration_s,
                     ideal_s=ideal.iteration_s,
                     components=_components(measured["exposed_s"], timeline.breakdown_s()),
-                    calibrated=calibrates(*of_part, variant, source in calibration.interference),
+                    calibrated=calibrates(*of_part, variant),
                 )
             )
     return found
 
 
-def calibrates(workload: str, workers: int, link: str, variant: str, fitted: bool) -> bool:
-    """Whether a configuration is used to calibrate, or tells how fast the machine is.
-
-    Args:
-        workload, workers, link, variant: which.
-        fitted: whether interference was fitted to this model's variants.
-    """
+def calibrates(workload: str, workers: int, link: str, variant: str) -> bool:
+    """Whether a configuration is used to calibrate, or tells how fast the machine is."""
     if variant == SGD:
         return True
     if (workers, link) != (WORKERS, LINK) or workload in SAMPLES_OF:
         return False
-    return variant == BASELINE or (fitted and variant in FITTED)
+    return variant in (BASELINE, *FITTED)
 
 
 def scaled(model: ModelProfile, passes: float, rest: float) -> ModelProfile:
