@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LANES = (COMPUTE_LANE, COMMUNICATION_LANE)
+TITLE_CHARACTERS = 78
+"""Of a line above a picture."""
 MAX_RANKS = 8
 """Ranks that a picture shows; the page shows all."""
 
@@ -61,7 +64,8 @@ def draw_timeline(timeline: Timeline, title: str = "", max_ranks: int = MAX_RANK
         figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     more = _count(timeline, timeline.ranks) - _count(timeline, ranks)
     if title or more:
-        axes.set_title(title + (f" ({more} more ranks not shown)" if more else ""), loc="left", fontsize="medium")
+        text = title + (f" ({more} more ranks not shown)" if more else "")
+        axes.set_title(textwrap.fill(text, TITLE_CHARACTERS), loc="left", fontsize="medium")
     return figure
 
 

@@ -21,8 +21,8 @@ from benchmarks.workloads import WORKLOADS
 from experiments.provenance import code_identity, environment_facts
 
 DOCS = ROOT / "docs"
-INPUTS = ("model_profile", "cluster_profile", "plans")
-"""What a result has for simulations, and the copy in the docs has not: it is long."""
+LONG = ("model_profile", "cluster_profile", "plans", "considered")
+"""What a result has for simulations and decisions, and the copy in the docs has not."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,19 @@ def main(setting: Setting, output: Path, docs: bool = False, measuring: bool = T
     results = [json.loads(path.read_text()) for path in paths if path.is_file()]
     text = report(results)
     if docs:
-        kept = [{k: v for k, v in result.items() if k not in INPUTS} for result in results]
+        kept = [_shortened(result) for result in results]
         (DOCS / "speed.json").write_text(json.dumps(kept, separators=(",", ":")) + "\n")
         _write_page("speed.md", text)
         _write_page("validation.md", validation.report(results))
         if found := validation.predictions(results):
             validation.scatter(found, DOCS / "images" / "validation.png")
     return text
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _shortened(inner) for key, inner in value.items() if key not in LONG}
+    return value
 
 
 def _write_page(name: str, text: str) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 from matplotlib.colors import to_rgba
@@ -37,6 +38,29 @@ def test_bars_are_the_spans():
     assert axes.get_xlim() == (0, 10)
     legend = [text.get_text() for text in axes.figure.legends[0].get_texts()]
     assert legend == ["FF", "BP", "FactorComm", "InverseComp"]
+
+
+def test_the_critical_path_is_underlined_where_it_is_known(tmp_path):
+    def names(timeline):
+        return [text.get_text() for text in draw_timeline(timeline).legends[0].get_texts()]
+
+    path = Timeline(tuple(replace(s, critical=s.kind in ("FF", "FactorComm")) for s in SPANS), total_s=0.01)
+    black = [
+        [tuple(p.get_extents().get_points()[:, 0].round(6)) for p in bars.get_paths()]
+        for bars in draw_timeline(path).axes[0].collections
+        if len(bars.get_facecolor()) and tuple(bars.get_facecolor()[0]) == to_rgba("black")
+    ]
+    assert [bar for bars in black for bar in bars] == [(0, 2), (1, 6)]
+    assert names(path)[-1] == "critical path" not in names(TIMELINE)
+    write_html(path, tmp_path / "t.html")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', (tmp_path / "t.html").read_text())[1])
+    assert {span[2] for span in data["spans"] if span[5:] == [1]} == {"forward", "A message 0"}
+
+
+def test_a_long_title_takes_several_lines():
+    title = draw_timeline(TIMELINE, "long " * 40).axes[0].get_title(loc="left")
+    assert max(map(len, title.split("\n"))) <= 78
+    assert title.count("\n") == 2
 
 
 def test_more_ranks_than_fit_are_said():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -53,7 +54,8 @@ def test_an_empty_timeline_has_a_breakdown():
 
 def test_chrome_trace_round_trip_and_clean_neighbours(tmp_path):
     third = 1 / 3
-    timeline = Timeline((span("FF", 0, third), span("BP", third, 2 * third)), {0: 64}, 1.0, "simulated")
+    last = replace(span("BP", third, 2 * third), critical=True)
+    timeline = Timeline((span("FF", 0, third), last), {0: 64}, 1.0, "simulated")
     timeline.to_chrome_trace(path := tmp_path / "trace.json")
     assert Timeline.from_chrome_trace(path) == timeline
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
