@@ -46,7 +46,8 @@ class KFAC(BoundToModel):
     Args:
         model: the model, may be wrapped in DistributedDataParallel and compiled, as a whole or in parts.
         config: hyper-parameters.
-        schedule: a schedule's name, its switches, or a ready Plan. It changes when things happen, never the result.
+        schedule: a schedule's name, its switches, or a ready Plan. It changes when things happen, never the
+            result beyond rounding.
         average_gradients: also average all gradients over the ranks, as messages of the Plan. Without it :meth:`step`
             expects gradients that are averaged already (DistributedDataParallel, DeepSpeed).
         model_profile, cluster_profile: what to plan from; without them a shipped profile and the layers' dimensions.

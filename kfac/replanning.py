@@ -205,7 +205,8 @@ class Replanner:
             if (self._kfac.steps - 1) % self._inverse_interval == 0:
                 self._turn_ended = self._finals.note(timeline.iteration_s)
         elif timeline is not None:
-            self._timelines = [*self._timelines, timeline][-self._iterations :]
+            kept = max(self._iterations, ALONE) if self._overlapped else self._iterations
+            self._timelines = [*self._timelines, timeline][-kept:]
 
     @property
     def due(self) -> bool:
@@ -361,6 +362,7 @@ class Replanner:
         """Continue as a run that had this state."""
         self.done = bool(state["done"])
         self._timelines, self._seen, self._finals = [], 0, None
+        self._overlapped, self._turn_ended = None, False
 
 
 @dataclass(frozen=True)

@@ -140,14 +140,14 @@ def test_elements_are_those_on_the_wire():
 class Run:
     """A small training run, with its preconditioner, optimizer and batches."""
 
-    def __init__(self, rank, world_size, *, schedule="auto", config=None, after=5, turns=0):
+    def __init__(self, rank, world_size, *, schedule="auto", config=None, after=5, turns=0, **options):
         self.model = make_model()
         self.recorder = Recorder("cpu", rank)
         self.kfac = KFAC(
             self.model, config or KFACConfig(kl_clip=1e-2), schedule, average_gradients=True, recorder=self.recorder
         )
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
-        self.replanner = Replanner(self.kfac, self.recorder, after=after, repeats=1, turns=turns)
+        self.replanner = Replanner(self.kfac, self.recorder, after=after, repeats=1, turns=turns, **options)
         self.batches = (
             tuple(t[rank::world_size] for t in make_data(4 * world_size, seed)) for seed in range(1_000_000)
         )
@@ -371,6 +371,11 @@ def without_overlap(rank, world_size):
     during = run.kfac.plan.schedule
     first = Run(rank, world_size).kfac.plan.fingerprint
     run.train(ALONE)
+    few = Run(rank, world_size, turns=1, iterations=1).train(10 + longest(1))
+    assert few.replanner.done, "fewer iterations to plan from than are measured without overlap"
+    back = Run(rank, world_size, turns=1).train(5)
+    back.replanner.load_state_dict({"done": False})
+    assert back.replanner._overlapped is None, "what was measured before a state was loaded says nothing of it"
     return {
         "during": (during.pipelining, during.gradient_pipelining),
         "before": run.replanner.result.before.fingerprint,
