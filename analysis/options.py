@@ -76,4 +76,6 @@ def _options(run: Run) -> dict[str, Any]:
 def _cell(value: Any) -> Cell:
     if isinstance(value, str) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
         return value
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return "+".join(value)
     return json.dumps(value)

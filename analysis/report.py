@@ -146,18 +146,24 @@ def breakdown_table(runs: Sequence[Run]) -> Table:
     columns = (
         *sweep,
         *(column for column in _IDENTITY if column.title in ("schedule", "model", "ranks", "seed")),
+        Column("recorded [ms]", ".1f"),
         *(Column(kind, ".1f", group="exposed [ms]") for kind in BREAKDOWN_KINDS),
         *(Column(kind, ".1f", group="hidden [ms]") for kind in COMMUNICATION_KINDS),
     )
     rows = tuple(
-        (*of_sweep, r.schedule, r.model, r.world_size, r.seed, *_kinds(r.breakdown_s, r.hidden_s))
+        (*of_sweep, r.schedule, r.model, r.world_size, r.seed, _sum(r.breakdown_s), *_kinds(r.breakdown_s, r.hidden_s))
         for r, of_sweep in zip(runs, sweep_of, strict=True)
     )
     notes = (
         "Exposed: what a rank computes, else the message it waits for, else Other; averaged over ranks and recorded "
-        f"iterations. {HIDDEN_NOTE}",
+        "iterations, whose mean they add up to (recorded). Those are few, and where something else kept the machine "
+        f"busy their mean is not the median of all iterations. {HIDDEN_NOTE}",
     )
     return Table("Where the time goes", columns, rows, notes)
+
+
+def _sum(exposed_s: Mapping[str, float]) -> Cell:
+    return sum(exposed_s.values()) * _MS if exposed_s else None
 
 
 def _kinds(exposed_s: Mapping[str, float], hidden_s: Mapping[str, float]) -> tuple[Cell, ...]:

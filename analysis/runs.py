@@ -154,14 +154,21 @@ def sweep_names(runs: Iterable[Run]) -> dict[Path, str]:
 def load_runs(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
     """All runs below some folders, in the order of their paths, and the records that had to be left out.
 
+    A run that is below several of them counts once.
+
     Raises:
         ValueError: if a folder does not exist.
     """
     runs, problems = [], []
+    seen: set[str] = set()
     for root in roots:
         if not root.is_dir():
             raise ValueError(f"no folder {root} to read run records from")
         for path in find_records(root):
+            real = os.path.realpath(path)
+            if real in seen:
+                continue
+            seen.add(real)
             try:
                 runs.append(load_run(path))
             except ValueError as error:

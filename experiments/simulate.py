@@ -71,6 +71,7 @@ def describe(name: str, plan: Plan, timeline: Timeline) -> str:
             concealed = f"{1e3 * hidden[kind]:12.2f}" if hidden.get(kind) else ""
             lines.append(f"{kind:<14}{1e3 * exposed[kind]:12.2f}{concealed}")
     lines.append(f"{'iteration':<14}{1e3 * timeline.iteration_s:12.2f}")
+    lines.append("Exposed: what a rank computes, else the message it waits for; averaged over the ranks.")
     return "\n".join(lines)
 
 

@@ -172,7 +172,8 @@ class Training:
             return None
         if self.rank == 0:
             late = "" if after < self.iterations else f", which is beyond the {self.iterations} of the run"
-            logger.info("planning anew from the run's own times after %d iterations%s", after, late)
+            then = "" if late else ": what is chosen, and why, is said when that is decided"
+            logger.info("planning anew from the run's own times after %d iterations%s%s", after, late, then)
         turns = self.config.schedule.replan_turns
         return Replanner(
             learner.preconditioner,

@@ -97,6 +97,11 @@ def test_each_run_is_compared_once_however_many_there_are(runs, monkeypatch):
 def test_breakdown_table_has_every_kind(runs):
     table = breakdown_table(runs)
     assert column(table, "exposed [ms] BP") == [pytest.approx(40.0)] * 5
+    whole = [
+        sum(cell or 0.0 for c, cell in zip(table.columns, row, strict=True) if c.group == "exposed [ms]")
+        for row in table.rows
+    ]
+    assert column(table, "recorded [ms]") == [pytest.approx(of) for of in whole]
     assert column(table, "hidden [ms] FactorComm") == [pytest.approx(30.0)] * 5
     assert column(table, "exposed [ms] Precondition") == [None] * 5
 

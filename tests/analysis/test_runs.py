@@ -128,6 +128,15 @@ def test_records_are_found_at_any_depth_but_not_inside_records(tmp_path):
     assert list(find_records(outer)) == [outer]
 
 
+def test_a_run_below_several_folders_counts_once(tmp_path):
+    paths = [write_record(tmp_path / "sweep", name) for name in "ab"]
+    (tmp_path / "link").symlink_to(tmp_path / "sweep")
+    (damaged := write_record(tmp_path / "sweep", "c") / "run.json").write_text("{")
+    found, problems = load_runs([tmp_path / "sweep", tmp_path, tmp_path / "link", paths[0]])
+    assert [run.path for run in found] == paths
+    assert [problem.path for problem in problems] == [damaged.parent]
+
+
 def test_a_missing_folder_is_an_error_that_names_it(tmp_path):
     with pytest.raises(ValueError, match="nowhere"):
         load_runs([tmp_path / "nowhere"])

@@ -1,6 +1,7 @@
 """Computing slowed by communication: against an exact second statement of the rules, and what it means in a profile."""
 
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -138,6 +139,17 @@ def test_items_and_waiting_cost_what_they_say():
         assert simulate(plan, model, costly).iteration_s == bare_s + 2 * carried + 5
         alone = make_plan("kfac", model, cluster, world_size=1)
         assert simulate(alone, model, costly).iteration_s == simulate(alone, model, cluster).iteration_s
+
+
+def test_inversions_that_begin_as_sums_arrive_do_not_hide_the_waiting():
+    dice = random.Random(16)
+    free = LinearCost(0, 0)
+    for _ in range(20):
+        cluster = replace(random_cluster(dice, 3), all_reduce=free, reduce=free, broadcast=free)
+        model = random_model(dice)
+        plan = make_plan({"name": "spdkfac", "inverse_start": "as_ready"}, model, cluster)
+        waiting = DisturbedCluster.disturbed(cluster, Interference(wait_s=50))
+        assert simulate(plan, model, waiting).iteration_s == simulate(plan, model, cluster).iteration_s + 50
 
 
 def test_a_profile_keeps_interference_and_without_it_reads_and_writes_as_ever():
