@@ -1,17 +1,27 @@
-"""Measuring this machine: a few recorded iterations, then collectives and inverses alone."""
+"""Measuring this machine: a few recorded iterations, then collectives and inverses alone; what a run plans from."""
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 from experiments.assembly import Site, assemble
-from experiments.config import CommonConfig
+from experiments.config import CommonConfig, TrainConfig
 from experiments.data import Data
+from experiments.records import RunRecord
 from experiments.sharding import Shards, derive_seed
+from kfac import KFAC
+from kfac.choice import Choice, choose
 from kfac.planning import ClusterProfile, ModelProfile
 from kfac.planning.costs import inverse_dim
 from kfac.planning.plan import factors_of
+from kfac.planning.shipped_profiles import estimate_model_profile, load_shipped_cluster
 from kfac.profiling import model_profile_from, profile_cluster
 from kfac.schedules import NAMED_SCHEDULES
+from kfac.setup import suitable
 from kfac.timeline import Timeline
+
+logger = logging.getLogger(__name__)
 
 WARM_UP = 2
 """Iterations before the recorded ones."""
@@ -48,5 +58,45 @@ def measure(config: CommonConfig, data: Data, site: Site) -> tuple[ModelProfile,
     learner.preconditioner.close()
     model = communicator.broadcast_object(model_profile_from(timelines, sizes, config.model.name))
     dims = [inverse_dim(factor.size) for factor in factors_of(sizes)]
-    cluster = profile_cluster(communicator, site.device, dims, repeats=config.profiling.repeats)
+    own = config.kfac_config()  # with its own interval: it decides what is made of factors
+    cluster = profile_cluster(communicator, site.device, dims, repeats=config.profiling.repeats, config=own)
     return model, cluster
+
+
+def profiles_of_run(
+    config: TrainConfig, record: RunRecord, data: Data, site: Site
+) -> tuple[ModelProfile | None, ClusterProfile | None]:
+    """What a run plans from: given, recorded by it before it was interrupted, or measured now; collective.
+
+    None: the schedule needs none, or what is known without measuring is enough.
+    """
+    model, cluster = config.profiles()
+    if not config.measures:
+        return model, cluster
+    rank = site.communicator.rank
+    saved = site.communicator.broadcast_object(_recorded(record) if rank == 0 else None)
+    if saved is not None:
+        return ModelProfile.from_dict(saved[0]), ClusterProfile.from_dict(saved[1])
+    if rank == 0:
+        logger.info("measuring this machine")
+    measured_model, cluster = measure(config, data, site)
+    return model or measured_model, cluster
+
+
+def _recorded(record: RunRecord) -> tuple[Any, Any] | None:
+    try:
+        model, cluster = (record.read(name) for name in ("model_profile.json", "cluster_profile.json"))
+        if model is None or cluster is None:
+            return None
+        ModelProfile.from_dict(model), ClusterProfile.from_dict(cluster)
+    except Exception as error:  # a file may hold anything
+        logger.warning("%s: the profiles are damaged and measured anew: %r", record.path, error)
+        return None
+    return model, cluster
+
+
+def explain_choice(kfac: KFAC, model: ModelProfile | None, cluster: ClusterProfile | None) -> Choice:
+    """Why ``auto`` has chosen the plan of ``kfac``, which was made with these profiles."""
+    schedule: Any = suitable(kfac.schedule, kfac.config)
+    model = model or estimate_model_profile("model", kfac.layer_sizes)
+    return choose(schedule, model, cluster or load_shipped_cluster(), kfac.plan.world_size)

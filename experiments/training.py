@@ -18,7 +18,7 @@ from experiments.clock import IterationClock
 from experiments.config import TrainConfig
 from experiments.data import Batch, load_data
 from experiments.learning_rate import learning_rate
-from experiments.measure import measure
+from experiments.measure import explain_choice, profiles_of_run
 from experiments.objectives import objective_of
 from experiments.patience import PATIENCE_S, patiently
 from experiments.ranks import Rank, StopRequest
@@ -28,14 +28,11 @@ from experiments.settings import ConfigError
 from experiments.sharding import Shards, derive_seed
 from experiments.summary import describe_metric, merged_timelines, render_timelines, summarise
 from experiments.tracking import open_tracker
-from kfac.choice import Choice, choose
+from kfac.choice import Choice
 from kfac.communication import shutdown
 from kfac.finals import longest
-from kfac.planning import ClusterProfile, ModelProfile
-from kfac.planning.shipped_profiles import estimate_model_profile, load_shipped_cluster
 from kfac.replanning import Replanner
 from kfac.schedules import AUTO
-from kfac.setup import suitable
 from kfac.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -147,7 +144,7 @@ class Training:
     # ------------------------------------------------------------------ before the first iteration
 
     def _prepare(self) -> Learner:
-        profiles = self._profiles()
+        profiles = profiles_of_run(self.config, self.record, self.data, self.site)
         config = self.config
         kfac = config.kfac_config()
         if config.kfac.get("lr") is None:
@@ -160,7 +157,7 @@ class Training:
                 logger.info("%s", learner.preconditioner.summary())
                 logger.info("%s", learner.preconditioner.plan)
             if config.schedule.name == AUTO and self.replanner is None:
-                self._note_choice(_explain(learner, *profiles))
+                self._note_choice(explain_choice(learner.preconditioner, *profiles))
             for name, profile in zip(("model_profile.json", "cluster_profile.json"), profiles, strict=True):
                 if profile is not None:
                     self.record.write(name, profile.to_dict())
@@ -189,30 +186,6 @@ class Training:
     def _note_choice(self, choice: Choice, **more: Any) -> None:
         logger.info("%s", choice)
         self.record.write("choice.json", {**choice.to_dict(), **more})
-
-    def _profiles(self) -> tuple[ModelProfile | None, ClusterProfile | None]:
-        """What to plan from: given, recorded by this run before it was interrupted, or measured now."""
-        model, cluster = self.config.profiles()
-        if not self.config.measures:
-            return model, cluster
-        saved = self.site.communicator.broadcast_object(self._saved_profiles() if self.rank == 0 else None)
-        if saved is not None:
-            return ModelProfile.from_dict(saved[0]), ClusterProfile.from_dict(saved[1])
-        if self.rank == 0:
-            logger.info("measuring this machine")
-        measured_model, cluster = measure(self.config, self.data, self.site)
-        return model or measured_model, cluster
-
-    def _saved_profiles(self) -> tuple[Any, Any] | None:
-        try:
-            model, cluster = (self.record.read(name) for name in ("model_profile.json", "cluster_profile.json"))
-            if model is None or cluster is None:
-                return None
-            ModelProfile.from_dict(model), ClusterProfile.from_dict(cluster)
-        except Exception as error:  # a file may hold anything
-            logger.warning("%s: the profiles are damaged and measured anew: %r", self.record.path, error)
-            return None
-        return model, cluster
 
     def _learning_rate(self, iteration: int) -> float:
         return learning_rate(self.config.optimizer, iteration, self.per_epoch, self.iterations)
@@ -420,14 +393,6 @@ class Training:
         except Exception as error:  # a damaged row or timeline, a font that is missing: the training is done
             logger.warning("%s: the summary or the pictures are not complete: %r", self.record.path, error)
         self.checkpoints.remove()
-
-
-def _explain(learner: Learner, model: ModelProfile | None, cluster: ClusterProfile | None) -> Choice:
-    """Why ``auto`` has chosen the learner's plan."""
-    kfac = learner.preconditioner
-    schedule: Any = suitable(kfac.schedule, kfac.config)
-    model = model or estimate_model_profile("model", kfac.layer_sizes)
-    return choose(schedule, model, cluster or load_shipped_cluster(), kfac.plan.world_size)
 
 
 def _random_state() -> dict[str, Tensor]:

@@ -27,7 +27,11 @@ from kfac.nonfinite import gradient_fault
 from kfac.planning import Message, Plan
 from kfac.preconditioning import precondition_gradients
 from kfac.recording import Recorder
-from kfac.streams import SideStream
+from kfac.streams import SideStream, SideStreams
+
+INVERSION_STREAMS = 4
+"""Inversions that a GPU works on at a time: a decomposition is a chain of small steps, which leaves most of it idle.
+Not measured; ``python -m benchmarks gpu`` tells what several streams gain."""
 
 
 class Execution:
@@ -75,6 +79,7 @@ class Execution:
         self._guards = Guards(warned)
         own = next(parameters[0] for parameters in (*(layer.parameters for layer in layers), *groups) if parameters)
         self._side = SideStream(torch.device("cpu") if self._alone else own.device)
+        self._inversion_streams = SideStreams(own.device, INVERSION_STREAMS)
         self._queue = MessageQueue(communicator, recorder, self._pack, self._side)
         self._inversions: Inversions | None = None
         self._correction: EigenvalueCorrection | None = None
@@ -202,7 +207,9 @@ class Execution:
         interval = self._config.at("inverse_interval", step)
         damping = self._damping(step, strength, arrivals)
         ranks = self._plan, self._communicator, self._recorder
-        self._inversions = Inversions(self.layers, self.factors, damping, interval, *ranks)
+        self._inversions = Inversions(
+            self.layers, self.factors, damping, interval, *ranks, streams=self._inversion_streams
+        )
         self._inversions.start()
 
     def _damping(self, step: int, strength: float, arrivals: Arrivals | None) -> Callable[[int], float]:

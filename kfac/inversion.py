@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from kfac.factors import FactorState
 from kfac.layers import KFACLayer
 from kfac.planning import Plan
 from kfac.recording import Recorder
-from kfac.solutions import Method, Parts, method_for
+from kfac.solutions import Begun, Method, Parts, method_for
+from kfac.streams import SideStream, SideStreams, used_here
 
 
 class FactorInversionError(RuntimeError):
@@ -55,6 +57,7 @@ class Inversions:
         damping: of a factor that is to be inverted now.
         interval: steps until the next phase.
         plan, communicator, recorder: who inverts what, the ranks, and what records the work.
+        streams: as many inversions are under way at a time as there are; by default each is waited for.
 
     Attributes:
         failed: factors that this rank inverts for itself alone, and could not.
@@ -69,8 +72,10 @@ class Inversions:
         plan: Plan,
         communicator: Communicator,
         recorder: Recorder,
+        streams: SideStreams | None = None,
     ) -> None:
         self._factors, self._damping, self._plan = factors, damping, plan
+        self._streams = streams or SideStreams(torch.device("cpu"), 1)
         self._communicator, self._recorder = communicator, recorder
         due = [i for i in plan.inverse_sequence if factors[i].known and factors[i ^ 1].known]
         self._methods = {i: method_for(layers[i // 2].config, factors[i], interval) for i in due}
@@ -84,9 +89,11 @@ class Inversions:
 
     def start(self) -> None:
         """Invert what every rank needs, and send it."""
+        own = [i for i in self._shared if self._plan.inverse_owner[i] in (None, self._communicator.rank)]
+        solved = self._solve(own)
         for i in self._shared:
-            if self._plan.inverse_owner[i] in (None, self._communicator.rank):
-                parts = self._solve(i)
+            if i in own:
+                parts = next(solved)
                 self._parts[i] = self._nan(i) if parts is None else parts
             self._traffic.passed(i, self._parts)
         self._traffic.flush()
@@ -94,14 +101,13 @@ class Inversions:
             if self._plan.solution_holder(i) not in (None, self._communicator.rank):
                 self._factors[i].solution = (*(None,) * 5, True)
 
-    def private(self, k: int) -> None:
-        """Invert A and G of layer ``k``, which this rank alone preconditions."""
-        for i in (2 * k, 2 * k + 1):
-            if i in self._methods:
-                parts = self._solve(i)
-                if parts is None or not _finite(parts):
-                    self.failed.add(i)
-                self._methods[i].store(self._factors[i], self._nan(i) if parts is None else parts)
+    def private(self, layers: Sequence[int]) -> None:
+        """Invert A and G of layers that this rank alone preconditions."""
+        own = [i for k in layers for i in (2 * k, 2 * k + 1) if i in self._methods]
+        for i, parts in zip(own, self._solve(own), strict=True):
+            if parts is None or not _finite(parts):
+                self.failed.add(i)
+            self._methods[i].store(self._factors[i], self._nan(i) if parts is None else parts)
 
     def finish(self) -> None:
         """Wait for what every rank needs, and keep it.
@@ -124,10 +130,25 @@ class Inversions:
         for i, solution in self._former.items():
             self._factors[i].solution = solution
 
-    def _solve(self, i: int) -> Parts | None:
-        damping = self._damping(i)
-        with self._recorder.span("InverseComp", f"invert {_label(self._plan, i)}"):
-            return self._methods[i].solve(self._factors[i], damping)
+    def _solve(self, factors: Sequence[int]) -> Iterator[Parts | None]:
+        """The parts of each of these factors in turn; with one stream none is begun before it is asked for."""
+        begun: deque[tuple[SideStream, Begun]] = deque()
+        for number, i in enumerate(factors):
+            if len(begun) == len(self._streams):
+                yield self._result(*begun.popleft())
+            side, damping = self._streams[number], self._damping(i)
+            with side.work(), self._recorder.span("InverseComp", f"invert {_label(self._plan, i)}"):
+                begun.append((side, self._methods[i].begin(self._factors[i], damping)))
+        while begun:
+            yield self._result(*begun.popleft())
+
+    @staticmethod
+    def _result(side: SideStream, begun: Begun) -> Parts | None:
+        with side.resumed():
+            parts = begun()
+        for part in parts or ():
+            used_here(part)
+        return parts
 
     def _nan(self, i: int) -> Parts:
         factor, method = self._factors[i], self._methods[i]

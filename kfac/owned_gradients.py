@@ -56,8 +56,7 @@ class OwnedGradients:
             assert owner is not None
             mine = owner == self._communicator.rank
             if mine and self._inversions:
-                for k in group:
-                    self._inversions.private(k)
+                self._inversions.private(group)
             found = {k: gradient for k in group if (gradient := gradient_of(k)) is not None}
             self._gradients |= found
             flags = 2 * len(group) if self._inversions else 0

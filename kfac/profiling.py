@@ -16,10 +16,13 @@ import torch
 from scipy.optimize import least_squares, nnls
 
 from kfac.communication import Communicator, Work
-from kfac.curvature.inverses import LONG_INTERVAL, damped_cholesky, damped_inverse, keeps_cholesky
-from kfac.curvature.packing import pack, packed_elements, unpack
+from kfac.config import KFACConfig
+from kfac.curvature.blocks import Blocks
+from kfac.curvature.packing import packed_elements
+from kfac.factors import FactorState
 from kfac.planning import ClusterProfile, LinearCost, ModelProfile, PolynomialCost
 from kfac.setup import LayerSizes
+from kfac.solutions import method_for
 from kfac.timeline import COMPUTE_LANE, Timeline
 
 MESSAGE_ELEMENTS = tuple(2**k for k in range(8, 23, 2))
@@ -211,27 +214,29 @@ def time_collectives(
     return found
 
 
-def _time_inverse(dim: int, repeats: int, device: torch.device | str) -> float:
-    """Median seconds from a packed factor to its packed inverse, or to what is kept instead for many steps."""
+def _time_inverse(dim: int, repeats: int, device: torch.device | str, config: KFACConfig) -> float:
+    """Median seconds from a packed running average to what is made of it, flat as it travels."""
     data = torch.randn(dim, dim, generator=torch.Generator().manual_seed(dim)).to(device)
-    packed = torch.empty(packed_elements(dim), device=device)
-    pack((data @ data.T / dim)[None], packed)
-    out = torch.empty_like(packed)
-    solve = damped_cholesky if keeps_cholesky(dim, LONG_INTERVAL, packed.device) else damped_inverse
+    factor = FactorState(Blocks(1, dim, 1, dim), like=torch.empty(0, device=device))
+    factor.average, factor.weight = factor.pack((data @ data.T / dim)[None]), 1.0
+    method = method_for(config, factor, config.at("inverse_interval", 0))
+    out = torch.empty(method.elements(factor), device=device)
 
     def action() -> None:
-        inverse = solve(unpack(packed, dim), 1e-2)
-        assert inverse is not None
-        pack(inverse, out)
+        parts = method.begin(factor, 1e-2)()
+        assert parts is not None
+        method.flatten(parts, out)
 
     return _median_seconds(action, repeats, device)
 
 
-def time_inverses(dims: Iterable[int], repeats: int, device: torch.device | str) -> tuple[list[int], list[float]]:
-    """At most eight of the dimensions, spread evenly, and the median seconds of their inverses."""
+def time_inverses(
+    dims: Iterable[int], repeats: int, device: torch.device | str, config: KFACConfig
+) -> tuple[list[int], list[float]]:
+    """At most eight of the dimensions, spread evenly, and the median seconds of what ``config`` makes of factors."""
     unique = sorted(set(dims)) or [64]
     chosen = sorted({unique[round(k * (len(unique) - 1) / 7)] for k in range(8)})
-    return chosen, [_time_inverse(dim, repeats, device) for dim in chosen]
+    return chosen, [_time_inverse(dim, repeats, device, config) for dim in chosen]
 
 
 def fit_inverse(dims: Sequence[int], seconds: Sequence[float]) -> tuple[PolynomialCost, dict[str, Any]]:
@@ -242,7 +247,12 @@ def fit_inverse(dims: Sequence[int], seconds: Sequence[float]) -> tuple[Polynomi
 
 
 def profile_cluster(
-    communicator: Communicator, device: torch.device | str, dims: Iterable[int], *, repeats: int = 5
+    communicator: Communicator,
+    device: torch.device | str,
+    dims: Iterable[int],
+    *,
+    repeats: int = 5,
+    config: KFACConfig | None = None,
 ) -> ClusterProfile:
     """Time collectives and inverses on these ranks and fit cost models; collective, the same result on every rank.
 
@@ -251,6 +261,8 @@ def profile_cluster(
         device: where tensors live.
         dims: dimensions of the factors that will be inverted; at most eight of them, spread evenly, are timed.
         repeats: of each measurement, after one for warm-up; the median counts.
+        config: what is made of factors depends on it (their inverses, Cholesky factors or eigendecompositions); None:
+            the defaults.
 
     Returns:
         the fitted costs; the points they were fitted to and the fits' errors are in the provenance.
@@ -264,8 +276,10 @@ def profile_cluster(
             (alpha, beta), error = fit_cost(MESSAGE_ELEMENTS, seconds, (0, 1))
             costs[name] = LinearCost(alpha, beta)
             origin[name] = {"elements": list(MESSAGE_ELEMENTS), "seconds": seconds, "fit_error": error}
-    chosen, seconds = time_inverses(dims, repeats, device)
-    inverse, origin["inverse"] = fit_inverse(chosen, seconds)
+    config = config or KFACConfig()
+    inverse, points = fit_inverse(*time_inverses(dims, repeats, device, config))
+    options = {key: getattr(config, key) for key in ("inverse_method", "damping_method")}
+    origin["inverse"] = {**points, **options, "inverse_interval": config.at("inverse_interval", 0)}
     profile = ClusterProfile(
         world_size=communicator.world_size,
         all_reduce=costs["all_reduce"],

@@ -18,7 +18,10 @@ from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE, Span, Timeline
 class _HostClock:
     """Moments of work on the CPU: the wall clock."""
 
-    def now(self) -> float:
+    def here(self) -> None:
+        return None
+
+    def now(self, _: None = None) -> float:
         return time.perf_counter()
 
     def when_done(self, work: Work, moment: list[float]) -> None:
@@ -37,9 +40,12 @@ class _CudaClock:
     def __init__(self) -> None:
         self._probe = torch.cuda.Stream()
 
-    def now(self) -> torch.cuda.Event:
+    def here(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream()
+
+    def now(self, stream: torch.cuda.Stream | None = None) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(stream or torch.cuda.current_stream())
         return event
 
     def when_done(self, work: Work, moment: list[Any]) -> None:
@@ -62,6 +68,8 @@ class _Open:
     kind: str
     name: str
     since: Any
+    where: Any
+    """The stream that does the work."""
 
 
 @dataclass
@@ -100,12 +108,15 @@ class Recorder:
 
     @contextmanager
     def span(self, kind: str, name: str) -> Iterator[None]:
-        """Record the enclosed work on the compute lane; a span inside another one cuts it in two."""
+        """Record the enclosed work on the compute lane; a span inside another one cuts it in two.
+
+        Work on several streams of a GPU at once takes turns on the lane, in the order in which it ends.
+        """
         if not self.active:
             yield
             return
         self._cut()
-        self._stack.append(_Open(kind, name, self._clock.now()))
+        self._stack.append(_Open(kind, name, self._clock.now(), self._clock.here()))
         try:
             yield
         finally:
@@ -113,12 +124,12 @@ class Recorder:
                 self._cut()
                 self._stack.pop()
                 if self._stack:
-                    self._stack[-1].since = self._clock.now()
+                    self._stack[-1].since = self._clock.now(self._stack[-1].where)
 
     def _cut(self) -> None:
         if self._stack:
             top = self._stack[-1]
-            self._spans.append((top.kind, top.name, top.since, self._clock.now()))
+            self._spans.append((top.kind, top.name, top.since, self._clock.now(top.where)))
 
     def flight(self, kind: str, name: str, work: Work) -> None:
         """Record a collective from now until it is done, on the communication lane."""
@@ -134,24 +145,23 @@ class Recorder:
         self.active = False
         self._clock.synchronize()
         elapsed = self._clock.elapsed_s
-        spans = [
-            Span(self.rank, COMPUTE_LANE, kind, name, elapsed(self._origin, a), elapsed(self._origin, b))
-            for kind, name, a, b in self._spans
-        ]
         total_s = elapsed(self._origin, end)
-        spans += self._communication_spans(total_s)
+        computing = [
+            (kind, name, elapsed(self._origin, since), elapsed(self._origin, until))
+            for kind, name, since, until in self._spans
+        ]
+        messages = [
+            (f.kind, f.name, elapsed(self._origin, f.issued), elapsed(self._origin, f.done[0]) if f.done else total_s)
+            for f in self._flights
+        ]
+        spans = self._in_turn(COMPUTE_LANE, computing, total_s) + self._in_turn(COMMUNICATION_LANE, messages, total_s)
         return Timeline(tuple(spans), total_s=total_s)
 
-    def _communication_spans(self, total_s: float) -> list[Span]:
-        """Collectives in order of their end; each occupies the channel from when it could start."""
-        ended = []
-        for flight in self._flights:
-            issued_s = self._clock.elapsed_s(self._origin, flight.issued)
-            done_s = self._clock.elapsed_s(self._origin, flight.done[0]) if flight.done else total_s
-            ended.append((min(done_s, total_s), issued_s, flight))
+    def _in_turn(self, lane: str, work: list[tuple[str, str, float, float]], limit_s: float) -> list[Span]:
+        """What may have been under way at once, in the order of its end: each has the lane from when it could start."""
         spans, free_s = [], 0.0
-        for done_s, issued_s, flight in sorted(ended, key=lambda item: (item[0], item[1])):
-            start_s = min(max(issued_s, free_s), done_s)
-            spans.append(Span(self.rank, COMMUNICATION_LANE, flight.kind, flight.name, start_s, done_s))
-            free_s = max(free_s, done_s)
+        for kind, name, start_s, end_s in sorted(work, key=lambda one: (min(one[3], limit_s), one[2])):
+            until_s = min(end_s, limit_s)
+            spans.append(Span(self.rank, lane, kind, name, min(max(start_s, free_s), until_s), until_s))
+            free_s = max(free_s, until_s)
         return spans

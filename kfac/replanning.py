@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from kfac.choice import Choice, choose
 from kfac.communication import Communicator, get_communicator
 from kfac.finals import ALONE, TURNS, Finals
-from kfac.planning import ClusterProfile, ModelProfile, Plan
-from kfac.planning.profiles import DisturbedCluster, Interference
+from kfac.planning import ModelProfile, Plan
 from kfac.planning.shipped_profiles import load_shipped_cluster
 from kfac.recording import Recorder
 from kfac.run_profile import RunProfile, measure_run
 from kfac.schedules import OTHER_MATHEMATICS, fixed_switches, has_switches, make_plan
 from kfac.setup import require_agreement, suitable
-from kfac.simulation import simulated_iteration_s
+from kfac.slowdown import in_order, simulated_by, slowed
 from kfac.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -39,9 +38,6 @@ SLOWEST_FINALIST = 1.5
 
 LONGEST_INTERVAL = 10
 """Steps between inversions up to which plans take turns."""
-
-MOST_SLOWDOWN = 0.75
-"""Of the speed of computing; more is no interference but a machine that does something else."""
 
 FEWEST = 3
 """Iterations with statistics that are needed to plan from."""
@@ -285,6 +281,7 @@ class Replanner:
             device,
             name=self._name,
             repeats=self._repeats,
+            config=kfac.config,
         )
         before = kfac.plan
         if overlapped:
@@ -310,7 +307,7 @@ class Replanner:
             choice=choice,
             profile=profile,
             before=before,
-            before_s=_simulated_s(before, profile),
+            before_s=simulated_by(profile, before),
             took_s=time.perf_counter() - started_s,
             kept=choice.plan,
         )
@@ -349,7 +346,7 @@ class Replanner:
         before = self._kfac.plan
         fixed = fixed_switches(schedule)
         usual = {"message_dtype": "full", **(fixed or {})}  # which auto leaves alone
-        fits = has_switches(before.schedule, usual) and _in_order(before, profile.model)
+        fits = has_switches(before.schedule, usual) and in_order(before, profile.model)
         if isinstance(schedule, Plan):
             schedule = schedule.schedule
         return choose(schedule, profile.model, profile.cluster, others=[before] if fits else [])
@@ -371,40 +368,3 @@ class _Overlapped:
 
     plan: Plan
     seconds: float
-
-
-def slowed(profile: RunProfile, plan: Plan, measured_s: float) -> RunProfile:
-    """The profile with the slowdown of computing by messages that explains what iterations of a plan have taken.
-
-    Args:
-        profile: of iterations in which nothing overlapped.
-        plan: under which it does.
-        measured_s: seconds of its iterations.
-
-    Returns:
-        the profile, whose ``iteration_s`` is ``measured_s``.
-    """
-    profile = replace(profile, iteration_s=measured_s)
-    if not _in_order(plan, profile.model):
-        return profile
-
-    def with_slowdown(slowdown: float) -> ClusterProfile:
-        return DisturbedCluster.disturbed(profile.cluster, Interference(slowdown=slowdown))
-
-    low, high = 0.0, MOST_SLOWDOWN
-    while high - low > 1e-3:
-        middle = (low + high) / 2
-        if simulated_iteration_s(plan, profile.model, with_slowdown(middle)) < measured_s:
-            low = middle
-        else:
-            high = middle
-    return profile if low == 0.0 else replace(profile, cluster=with_slowdown(low))
-
-
-def _in_order(plan: Plan, model: ModelProfile) -> bool:
-    """Whether a plan has the layers in the order in which they ran."""
-    return plan.layers == tuple(layer.name for layer in model.layers)
-
-
-def _simulated_s(plan: Plan, profile: RunProfile) -> float | None:
-    return simulated_iteration_s(plan, profile.model, profile.cluster) if _in_order(plan, profile.model) else None

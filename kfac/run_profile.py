@@ -14,6 +14,7 @@ import torch
 from scipy.optimize import nnls
 
 from kfac.communication import Communicator
+from kfac.config import KFACConfig
 from kfac.planning import ClusterProfile, LinearCost, Message, ModelProfile, Plan, PolynomialCost
 from kfac.planning.costs import inverse_dim
 from kfac.profiling import (
@@ -87,6 +88,7 @@ def measure_run(
     *,
     name: str,
     repeats: int,
+    config: KFACConfig,
 ) -> RunProfile:
     """Profiles of the model and of the ranks, the same on every rank; collective.
 
@@ -97,6 +99,7 @@ def measure_run(
         communicator, device: the ranks, and where tensors live.
         name: of the model.
         repeats: of each collective, and of inverses where no recorded iteration has inverted.
+        config: how these are made.
 
     Raises:
         ValueError: on every rank, if a rank's timelines lack statistics, or the passes.
@@ -116,7 +119,7 @@ def measure_run(
     if communicator.world_size > 1:
         idle = time_collectives(communicator, device, elements, repeats)
     dims = [inverse_dim(factor.size) for factor in plan.factors if factor.dim > 1]
-    alone = None if any(rank.inversions_s for rank in ranks) else time_inverses(dims, repeats, device)
+    alone = None if any(rank.inversions_s for rank in ranks) else time_inverses(dims, repeats, device, config)
     result: RunProfile = communicator.broadcast_object(profiles_of(ranks, plan, elements, idle, alone, device))
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from kfac.config import KFACConfig
 from kfac.curvature.inverses import (
-    damped_cholesky,
-    damped_inverse,
+    begin_cholesky,
+    begin_inverse,
     eigendecomposition,
     inverse_from_eigen,
     keeps_cholesky,
@@ -21,6 +22,9 @@ from kfac.factors import FactorState
 Parts = tuple[Tensor, ...]
 """An inverse, or eigenvectors and eigenvalues."""
 
+Begun = Callable[[], Parts | None]
+"""Work that has been issued: waits for it and returns the parts; None where there is no solution."""
+
 
 class Method(Protocol):
     """What is made of a factor, and how it travels."""
@@ -28,8 +32,8 @@ class Method(Protocol):
     def elements(self, factor: FactorState) -> int:
         """Of the flat tensor that travels."""
 
-    def solve(self, factor: FactorState, damping: float) -> Parts | None:
-        """The parts; None where there is no solution."""
+    def begin(self, factor: FactorState, damping: float) -> Begun:
+        """Issue the work."""
 
     def flatten(self, parts: Parts, out: Tensor) -> None:
         """Write the parts into one flat tensor."""
@@ -50,14 +54,11 @@ class _Inverse:
     def elements(self, factor: FactorState) -> int:
         return factor.elements
 
-    def solve(self, factor: FactorState, damping: float) -> Parts | None:
-        inverse: Tensor | None
+    def begin(self, factor: FactorState, damping: float) -> Begun:
         if self._eigen:
             parts = eigendecomposition(factor.matrix(), damping)
-            inverse = None if parts is None else inverse_from_eigen(*parts, damping)
-        else:
-            inverse = damped_inverse(factor.upper_average(), damping, factor.weight)
-        return None if inverse is None else (inverse,)
+            return _single(lambda: None if parts is None else inverse_from_eigen(*parts, damping))
+        return _single(begin_inverse(factor.upper_average(), damping, factor.weight))
 
     def flatten(self, parts: Parts, out: Tensor) -> None:
         pack(parts[0], out)
@@ -75,9 +76,8 @@ class _Cholesky(_Inverse):
     def __init__(self) -> None:
         super().__init__(eigen=False)
 
-    def solve(self, factor: FactorState, damping: float) -> Parts | None:
-        upper = damped_cholesky(factor.upper_average(), damping, factor.weight)
-        return None if upper is None else (upper,)
+    def begin(self, factor: FactorState, damping: float) -> Begun:
+        return _single(begin_cholesky(factor.upper_average(), damping, factor.weight))
 
     def store(self, factor: FactorState, parts: Parts) -> None:
         factor.solution = None, parts[0], None, None, factor.corrected, False
@@ -89,8 +89,9 @@ class _Decomposition:
     def elements(self, factor: FactorState) -> int:
         return factor.shape.count * factor.shape.dim * (factor.shape.dim + 1)
 
-    def solve(self, factor: FactorState, damping: float) -> Parts | None:
-        return eigendecomposition(factor.matrix(), damping)
+    def begin(self, factor: FactorState, damping: float) -> Begun:
+        parts = eigendecomposition(factor.matrix(), damping)
+        return lambda: parts
 
     def flatten(self, parts: Parts, out: Tensor) -> None:
         torch.cat([part.reshape(-1) for part in parts], out=out)
@@ -102,6 +103,14 @@ class _Decomposition:
 
     def store(self, factor: FactorState, parts: Parts) -> None:
         factor.solution = None, None, *parts, None, False  # corrected eigenvalues were for the old vectors
+
+
+def _single(result: Callable[[], Tensor | None]) -> Begun:
+    def parts() -> Parts | None:
+        one = result()
+        return None if one is None else (one,)
+
+    return parts
 
 
 def method_for(config: KFACConfig, factor: FactorState, interval: int) -> Method:

@@ -36,6 +36,34 @@ class SideStream:
         with torch.cuda.stream(self._stream):
             yield
 
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """What is issued or waited for within comes behind what this stream was given before, and nothing else."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+
+
+class SideStreams:
+    """Streams that are taken in turns, for pieces of work that do not fill the device alone; on a CPU there is one.
+
+    Args:
+        device: whose work this is.
+        count: how many a GPU has.
+    """
+
+    def __init__(self, device: torch.device, count: int) -> None:
+        self._streams = [SideStream(device) for _ in range(count if device.type == "cuda" else 1)]
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __getitem__(self, number: int) -> SideStream:
+        """The stream of a piece of work, by the number of those before it."""
+        return self._streams[number % len(self._streams)]
+
 
 def used_here(tensor: Tensor) -> None:
     """The current stream uses a tensor that another one has made: its memory stays until that is done."""

@@ -158,7 +158,7 @@ def measure(setting: Setting, output: Path, *, tests: bool = True) -> dict[str, 
 def cluster(setting: Setting, timer: Timer, inverses: Sequence[Row]) -> ClusterProfile:
     """What the planner needs of this device: seconds of inverses, with the collectives of a cluster that is shipped.
 
-    A profile has one cost of inverses, that of the library's own choice (Cholesky). That of eigendecompositions is in
+    A profile has one cost of inverses, here that of the default options (Cholesky). That of eigendecompositions is in
     the provenance.
     """
     dims = sorted({row["dim"] for row in inverses})

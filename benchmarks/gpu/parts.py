@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.timing import Action, Timer, precision
-from kfac.curvature.inverses import damped_inverse, eigendecomposition, inverse_from_eigen
+from kfac.curvature.inverses import begin_inverse, damped_inverse, eigendecomposition, inverse_from_eigen
 from kfac.curvature.packing import packed_elements
 from kfac.curvature.statistics import add_moment, add_moments
 
@@ -110,13 +110,18 @@ SLOW_S = 0.25
 """What takes so long fills the device alone: it is not measured several at a time."""
 
 
-def _by_way(timer: Timer, sizes: Sizes, each: Sequence[Action], batched: Action) -> Iterator[tuple[str, str, float]]:
-    """Precision, way and seconds of each: one alone, several in one batched call, in turn, and on several streams."""
+def _by_way(
+    timer: Timer, sizes: Sizes, each: Sequence[Action], batched: Action, begun: Sequence[Action] = ()
+) -> Iterator[tuple[str, str, float]]:
+    """Precision, way and seconds of each: one alone, several in one batched call, in turn, and on several streams.
+
+    ``begun``: on streams these instead, which issue the work and return what waits for its result.
+    """
     ways = {
         "single": each[0],
         "batched": batched,
         "in turn": timer.together(each, 1),
-        "streams": timer.together(each, sizes.streams),
+        "streams": timer.together(begun or each, sizes.streams),
     }
     for name in timer.precisions:
         for way, action in ways.items():
@@ -172,7 +177,10 @@ def inverses(timer: Timer, sizes: Sizes, roofline: Peaks) -> Iterator[Row]:
         for method, (invert, operations) in INVERSES.items():
             each = [partial(invert, factor[None]) for factor in factors]
             flop, moved = operations * dim**3, FLOAT_BYTES * 2 * dim**2
-            for name, way, seconds in _by_way(timer, sizes, each, partial(invert, factors)):
+            begun = (
+                [partial(begin_inverse, factor[None], DAMPING) for factor in factors] if method == "cholesky" else ()
+            )
+            for name, way, seconds in _by_way(timer, sizes, each, partial(invert, factors), begun):
                 rates = _rates(roofline, seconds, flop, moved, name)
                 yield {"dim": dim, "method": method, "precision": name, "way": way, **rates}
 

@@ -55,7 +55,10 @@ class Timer(ABC):
 
     @abstractmethod
     def together(self, actions: Sequence[Action], streams: int) -> Action:
-        """One action that does all of ``actions``, in turn on so many streams of their own."""
+        """One action that does all of ``actions``, in turn on so many streams of their own.
+
+        What an action returns, if it can be called, waits for its result: it is called once all have been issued.
+        """
 
     @abstractmethod
     def host_buffer(self, elements: int) -> torch.Tensor:
@@ -96,7 +99,11 @@ class HostTimer(Timer):
             thread.join()
 
     def together(self, actions: Sequence[Action], streams: int) -> Action:  # noqa: D102
-        return lambda: [action() for action in actions]
+        def run() -> None:
+            for result in [action() for action in actions]:
+                _finish(result)
+
+        return run
 
     def host_buffer(self, elements: int) -> torch.Tensor:  # noqa: D102
         return torch.empty(elements)
@@ -151,9 +158,13 @@ class CudaTimer(Timer):
             here = torch.cuda.current_stream(self.device)
             for stream in pool:
                 stream.wait_stream(here)
+            results = []
             for number, action in enumerate(actions):
                 with torch.cuda.stream(pool[number % streams]):
-                    action()
+                    results.append(action())
+            for number, result in enumerate(results):
+                with torch.cuda.stream(pool[number % streams]):
+                    _finish(result)
             for stream in pool:
                 here.wait_stream(stream)
 
@@ -199,3 +210,8 @@ def precision(name: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _finish(result: object) -> None:
+    if callable(result):
+        result()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,9 @@ a fifth). On a GPU products are much faster than solves."""
 LONG_INTERVAL, SHORT_SOLVE_DIM = 5, 256
 """Below so many steps between inversions, from this dimension on (measured: an inverse of 576 columns, or 288, pays for
 itself after 11, or 6, steps)."""
+
+Begun = Callable[[], Tensor | None]
+"""Work that has been issued: waits for it and returns its result, by dearer means where the quick ones have failed."""
 
 BLOCK_DIM = 192
 """Rows that a blocked Cholesky decomposition takes at a time (measured on one core: 0.6 to 0.75 of the library's time
@@ -37,13 +42,27 @@ def damped_inverse(factor: Tensor, damping: float, weight: float = 1.0) -> Tenso
     Returns:
         the symmetric inverse, or None where it is not finite, or indefinite by more than rounding and damping.
     """
-    inverse = _cholesky_inverse(factor, damping, weight)
-    if inverse is None and factor.dtype != torch.float64:
-        inverse = _cholesky_inverse(factor.double(), damping, weight)
-    if inverse is None:
-        parts = _above_rounding(factor, weight)
-        inverse = None if parts is None else inverse_from_eigen(*parts, damping)
-    return None if inverse is None else inverse.to(factor.dtype)
+    return begin_inverse(factor, damping, weight)()
+
+
+def begin_inverse(factor: Tensor, damping: float, weight: float = 1.0) -> Begun:
+    """Issue :func:`damped_inverse` without waiting for the device; the factor must stay until the result is there."""
+    upper, good = _cholesky(factor, damping, weight)
+    inverse = _inverse_of(upper, good)
+
+    def result() -> Tensor | None:
+        if inverse is not None and bool(good):
+            return inverse
+        again: Tensor | None = None
+        if factor.dtype != torch.float64:
+            upper, well = _cholesky(factor.double(), damping, weight)
+            again = _inverse_of(upper, well) if bool(well) else None
+        if again is None:
+            parts = _above_rounding(factor, weight)
+            again = None if parts is None else inverse_from_eigen(*parts, damping)
+        return None if again is None else again.to(factor.dtype)
+
+    return result
 
 
 def damped_cholesky(factor: Tensor, damping: float, weight: float = 1.0) -> Tensor | None:
@@ -51,18 +70,29 @@ def damped_cholesky(factor: Tensor, damping: float, weight: float = 1.0) -> Tens
 
     U is upper triangular: what is below the diagonal may be anything. Otherwise as :func:`damped_inverse`.
     """
-    upper = _cholesky(factor, damping, weight)
-    if upper is None and factor.dtype != torch.float64:
-        upper = _cholesky(factor.double(), damping, weight)
-    if upper is None:
-        parts = _above_rounding(factor, weight)
-        upper = None if parts is None else _cholesky((parts[0] * parts[1].unsqueeze(-2)) @ parts[0].mT, damping)
-    return None if upper is None else upper.to(factor.dtype)
+    return begin_cholesky(factor, damping, weight)()
 
 
-def _cholesky_inverse(factor: Tensor, damping: float, weight: float) -> Tensor | None:
-    upper = _cholesky(factor, damping, weight)
-    if upper is None:
+def begin_cholesky(factor: Tensor, damping: float, weight: float = 1.0) -> Begun:
+    """Issue :func:`damped_cholesky`, as :func:`begin_inverse` does its work."""
+    upper, good = _cholesky(factor, damping, weight)
+
+    def result() -> Tensor | None:
+        if bool(good):
+            return upper
+        again, well = upper, good
+        if factor.dtype != torch.float64:
+            again, well = _cholesky(factor.double(), damping, weight)
+        if not bool(well) and (parts := _above_rounding(factor, weight)) is not None:
+            again, well = _cholesky((parts[0] * parts[1].unsqueeze(-2)) @ parts[0].mT, damping)
+        return again.to(factor.dtype) if bool(well) else None
+
+    return result
+
+
+def _inverse_of(upper: Tensor, good: Tensor) -> Tensor | None:
+    """The inverse of ``upper^T upper``; None where a CPU knows already that there is none."""
+    if good.device.type == "cpu" and not bool(good):
         return None
     if upper.shape[-1] == 1:
         return upper.square_().reciprocal_()
@@ -71,13 +101,15 @@ def _cholesky_inverse(factor: Tensor, damping: float, weight: float) -> Tensor |
     return torch.cholesky_inverse(upper.mT).mT
 
 
-def _cholesky(factor: Tensor, damping: float, weight: float = 1.0) -> Tensor | None:
+def _cholesky(factor: Tensor, damping: float, weight: float = 1.0) -> tuple[Tensor, Tensor]:
+    """As :func:`damped_cholesky` in the factor's own dtype, and whether it is right, on the device."""
     damped = factor / weight
     damped.diagonal(dim1=1, dim2=2).add_(damping)
     if damped.shape[-1] == 1:
-        return damped.sqrt_() if bool(((damped > 0) & damped.isfinite()).all()) else None
+        good = ((damped > 0) & damped.isfinite()).all()
+        return damped.sqrt_(), good
     upper, good = _blocked_cholesky(damped)
-    return upper if bool(good & upper.diagonal(dim1=1, dim2=2).sum().isfinite()) else None
+    return upper, good & upper.diagonal(dim1=1, dim2=2).sum().isfinite()
 
 
 def _blocked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kfac import KFACConfig
 from kfac.communication import LocalCommunicator, get_communicator
 from kfac.planning import ClusterProfile, LayerProfile
 from kfac.profiling import fit_cost, model_profile_from, profile_cluster
+from kfac.solutions import _Cholesky
 from kfac.timeline import Span, Timeline
 from tests.kfac.ranks import run_ranks
 
@@ -99,3 +101,28 @@ def test_one_rank_communicates_for_free():
     profile = profile_cluster(LocalCommunicator(), "cpu", [8, 16], repeats=1)
     assert profile.all_reduce(1e9) == 0
     assert profile.inverse(16) > 0
+
+
+EXACT = {"damping_method": "exact", "inverse_method": "eigh"}
+
+
+def test_inverses_are_timed_as_the_options_make_them(monkeypatch):
+    dims = [200, 300]
+    profiles = {}
+    for options in ({}, {"inverse_method": "eigh"}, EXACT, {"inverse_interval": 10}):
+        profile = profile_cluster(LocalCommunicator(), "cpu", dims, repeats=3, config=KFACConfig(**options))
+        said = profile.provenance["inverse"]
+        for key, value in options.items():
+            assert said[key] == value
+        profiles[str(options)] = profile.inverse(300)
+    quick, eigh, exact, for_long = profiles.values()
+    assert min(eigh, exact) > 2 * max(quick, for_long)  # an eigendecomposition takes ten times as long
+    made = []
+    begin = _Cholesky.begin
+    monkeypatch.setattr(
+        "kfac.solutions._Cholesky.begin", lambda self, *rest: made.append("upper") or begin(self, *rest)
+    )
+    profile_cluster(LocalCommunicator(), "cpu", [300], repeats=1)
+    assert made == ["upper"] * 2  # the default inverts in every step: a Cholesky factor serves it better
+    profile_cluster(LocalCommunicator(), "cpu", [300], repeats=1, config=KFACConfig(inverse_interval=10))
+    assert len(made) == 2

@@ -16,10 +16,11 @@ from kfac.finals import ALONE, COUNTED, MOST, Finals, combined, longest
 from kfac.planning import ClusterProfile, LayerProfile, LinearCost, ModelProfile, PolynomialCost
 from kfac.planning.profiles import DisturbedCluster, Interference
 from kfac.recording import Recorder
-from kfac.replanning import Replanner, slowed
+from kfac.replanning import Replanner
 from kfac.run_profile import RunProfile, fit_with_prior, idle_sizes, message_elements, profiles_of, rank_times
 from kfac.schedules import make_plan
 from kfac.simulation import simulate
+from kfac.slowdown import slowed
 from kfac.timeline import COMMUNICATION_LANE, Timeline
 from tests.kfac.models import make_data, make_model
 from tests.kfac.ranks import run_ranks
