@@ -13,10 +13,11 @@ from typing import Any
 from benchmarks.checkout import check_checkout, kaisa_identity
 from benchmarks.netns import emulated_network
 from benchmarks.pages import into_page
-from benchmarks.speed import validation
+from benchmarks.speed import validation_report
 from benchmarks.speed.measure import measure
 from benchmarks.speed.parts import ROOT, Part, Store, code_digest, matrix
 from benchmarks.speed.report import report
+from benchmarks.speed.validation import predictions
 from benchmarks.workloads import WORKLOADS
 from experiments.provenance import code_identity, environment_facts
 
@@ -79,9 +80,9 @@ def main(setting: Setting, output: Path, docs: bool = False, measuring: bool = T
         kept = [_shortened(result) for result in results]
         (DOCS / "speed.json").write_text(json.dumps(kept, separators=(",", ":")) + "\n")
         _write_page("speed.md", text)
-        _write_page("validation.md", validation.report(results))
-        if found := validation.predictions(results):
-            validation.scatter(found, DOCS / "images" / "validation.png")
+        _write_page("validation.md", validation_report.report(results))
+        if found := predictions(results):
+            validation_report.scatter(found, DOCS / "images" / "validation.png")
     return text
 
 

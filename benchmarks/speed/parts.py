@@ -28,8 +28,8 @@ ITERATION_S = {
     "resnet18": (3.3, 0.15),
     "tiny": (0.1, 0.5),
 }
-"""Seconds of an iteration of D-KFAC that two ranks took on two cores, unlimited, and the share of it that communication
-is proportional to: what durations are estimated from."""
+"""Seconds of an iteration of D-KFAC that two ranks took on two cores, unlimited (of resnet20_b16 and tiny: estimates),
+and the share of it that communication is proportional to: what durations are estimated from."""
 _EXPOSED = 0.5
 """Of communication, on average over the variants."""
 _START_S, _CALIBRATION, _KAISA = 30.0, 11, 2.5

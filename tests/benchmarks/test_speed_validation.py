@@ -1,11 +1,13 @@
 """Predictions of the speed benchmark's results: results that the simulator itself made must be found again."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.speed import validation
-from benchmarks.speed.validation import FITTED, LINK, calibrate, predictions, quality
+from benchmarks.speed import command
+from benchmarks.speed.validation import FITTED, LINK, calibrate, predictions
+from benchmarks.speed.validation_report import quality, report, scatter
 from benchmarks.speed.variants import VARIANTS
 from kfac.planning import ClusterProfile, LayerProfile, LinearCost, ModelProfile, PolynomialCost
 from kfac.planning.profiles import DisturbedCluster, Interference
@@ -75,7 +77,7 @@ def test_what_the_simulator_made_is_found_again_on_other_links_and_at_other_spee
     assert q.ideal > 0.03
     assert q.winners[0] == q.winners[1] > 20
     assert all(error < 0.03 for error, _ in q.components.values())
-    assert "goal 3.0%: met" in validation.report(results)
+    assert "goal 3.0%: met" in report(results)
 
 
 def test_a_machine_that_changes_its_ways_is_not_predicted():
@@ -83,7 +85,7 @@ def test_a_machine_that_changes_its_ways_is_not_predicted():
     results = [result(), result(link="ResNet-152", truth=other)]
     q = quality(predictions(results))
     assert q.high > 0.06
-    assert "**not met**" in validation.report(results)
+    assert "**not met**" in report(results)
 
 
 def test_another_batch_takes_the_profile_and_a_model_with_few_variants_one_number():
@@ -107,11 +109,43 @@ def test_without_the_parts_that_calibrate_there_is_nothing(tmp_path):
     results = [result(link="unlimited")]
     assert predictions(results) == []
     assert predictions([]) == []
-    assert validation.report(results) == "Not measured."
+    assert report(results) == "Not measured."
     with pytest.raises(ValueError, match="left to predict"):
         quality([])
 
 
 def test_the_picture_is_drawn(tmp_path):
-    validation.scatter(predictions([result(), result(link="unlimited")]), tmp_path / "images" / "validation.png")
+    scatter(predictions([result(), result(link="unlimited")]), tmp_path / "images" / "validation.png")
     assert (tmp_path / "images" / "validation.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_docs_are_written_from_stored_results(tmp_path, monkeypatch):
+    """What a page says beside its results stays; what is long stays out of the copy."""
+    docs, output = tmp_path / "docs", tmp_path / "output"
+    (docs / "images").mkdir(parents=True)
+    for name in ("speed.md", "validation.md"):
+        (docs / name).write_text("# Title\n\n<!-- measured: begin -->\nformer text\n<!-- measured: end -->\n\nEnd.\n")
+    monkeypatch.setattr(command, "DOCS", docs)
+    monkeypatch.setattr(command, "report", lambda results: f"{len(results)} parts")
+    setting = command.Setting(("resnet20",), (2,))
+    store = command.Store(output)
+    for part, beta in zip(setting.parts[:2], (1.5e-7, 2e-7), strict=True):
+        store.path(part).parent.mkdir(parents=True, exist_ok=True)
+        store.path(part).write_text(json.dumps(result(link=part.link, beta=beta)))
+    assert command.main(setting, output, docs=True, measuring=False) == "2 parts"
+    assert (docs / "speed.md").read_text().split("\n\n") == [
+        "# Title",
+        "<!-- measured: begin -->",
+        "2 parts",
+        "<!-- measured: end -->",
+        "End.\n",
+    ]
+    page = (docs / "validation.md").read_text()
+    assert page.startswith("# Title")
+    assert "SPD-KFAC, optimal fusion" in page
+    assert "former text" not in page
+    copy = json.loads((docs / "speed.json").read_text())
+    assert [one["key"]["link"] for one in copy] == ["ResNet-50", "ResNet-152"]
+    assert not {"plans", "model_profile", "cluster_profile"} & copy[0].keys()
+    assert copy[0]["variants"].keys() == set(NAMES)
+    assert (docs / "images" / "validation.png").is_file()
