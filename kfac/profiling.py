@@ -174,7 +174,8 @@ def fit_cost(sizes: Sequence[float], seconds: Sequence[float], powers: Sequence[
     return [float(c) for c in coefficients / scale], error
 
 
-def _median_seconds(action: Callable[[], None], repeats: int, device: torch.device | str) -> float:
+def _sampled_s(action: Callable[[], None], repeats: int, device: torch.device | str) -> list[float]:
+    """The seconds of each repeat."""
     cuda = torch.device(device).type == "cuda"
     samples = []
     for repeat in range(repeats + 1):
@@ -186,19 +187,37 @@ def _median_seconds(action: Callable[[], None], repeats: int, device: torch.devi
             torch.cuda.synchronize()
         if repeat:  # the first is warm-up
             samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
+    return samples
+
+
+def _medians(samples: Iterable[Sequence[float]]) -> list[float]:
+    return [statistics.median(of_size) for of_size in samples]
+
+
+def quartiles(samples: Iterable[Sequence[float]]) -> dict[str, list[float]]:
+    """The lower and the upper quartile of the repeats at each size, ``q25_s`` and ``q75_s``; one repeat is both."""
+    cuts = [statistics.quantiles([*s] * (1 + (len(s) == 1)), n=4, method="inclusive") for s in samples]
+    return {"q25_s": [cut[0] for cut in cuts], "q75_s": [cut[2] for cut in cuts]}
 
 
 def time_collectives(
     communicator: Communicator, device: torch.device | str, sizes: Sequence[int], repeats: int
 ) -> dict[str, list[float]]:
     """Median seconds of each of :data:`COLLECTIVES` at each size, in trains, of the slowest rank; collective."""
+    sampled = _sampled_collectives(communicator, device, sizes, repeats)
+    return {name: _medians(samples) for name, samples in sampled.items()}
+
+
+def _sampled_collectives(
+    communicator: Communicator, device: torch.device | str, sizes: Sequence[int], repeats: int
+) -> dict[str, list[list[float]]]:
+    """What :func:`time_collectives` has the medians of: the repeats of the slowest rank."""
     issues: dict[str, Callable[[torch.Tensor], Work]] = {
         "all_reduce": lambda t: communicator.all_reduce(t, "profile"),
         "reduce": lambda t: communicator.reduce(t, 0, "profile"),
         "broadcast": lambda t: communicator.broadcast(t, 0, "profile"),
     }
-    found: dict[str, list[float]] = {name: [] for name in COLLECTIVES}
+    found: dict[str, list[list[float]]] = {name: [] for name in COLLECTIVES}
     for name in COLLECTIVES:
         for elements in sizes:
             count = max(1, min(TRAIN, TRAIN_ELEMENTS // elements))
@@ -209,13 +228,13 @@ def time_collectives(
                     work.wait()
 
             communicator.barrier()
-            mine = _median_seconds(train, repeats, device) / count
-            found[name].append(max(communicator.all_gather_object(mine)))
+            mine = [seconds / count for seconds in _sampled_s(train, repeats, device)]
+            found[name].append(max(communicator.all_gather_object(mine), key=statistics.median))
     return found
 
 
-def _time_inverse(dim: int, repeats: int, device: torch.device | str, config: KFACConfig) -> float:
-    """Median seconds from a packed running average to what is made of it, flat as it travels."""
+def _sampled_inverse(dim: int, repeats: int, device: torch.device | str, config: KFACConfig) -> list[float]:
+    """Seconds, in each repeat, from a packed running average to what is made of it, flat as it travels."""
     data = torch.randn(dim, dim, generator=torch.Generator().manual_seed(dim)).to(device)
     factor = FactorState(Blocks(1, dim, 1, dim), like=torch.empty(0, device=device))
     factor.average, factor.weight = factor.pack((data @ data.T / dim)[None]), 1.0
@@ -227,16 +246,20 @@ def _time_inverse(dim: int, repeats: int, device: torch.device | str, config: KF
         assert parts is not None
         method.flatten(parts, out)
 
-    return _median_seconds(action, repeats, device)
+    return _sampled_s(action, repeats, device)
 
 
 def time_inverses(
     dims: Iterable[int], repeats: int, device: torch.device | str, config: KFACConfig
 ) -> tuple[list[int], list[float]]:
     """At most eight of the dimensions, spread evenly, and the median seconds of what ``config`` makes of factors."""
+    chosen = _chosen(dims)
+    return chosen, _medians(_sampled_inverse(dim, repeats, device, config) for dim in chosen)
+
+
+def _chosen(dims: Iterable[int]) -> list[int]:
     unique = sorted(set(dims)) or [64]
-    chosen = sorted({unique[round(k * (len(unique) - 1) / 7)] for k in range(8)})
-    return chosen, [_time_inverse(dim, repeats, device, config) for dim in chosen]
+    return sorted({unique[round(k * (len(unique) - 1) / 7)] for k in range(8)})
 
 
 def fit_inverse(dims: Sequence[int], seconds: Sequence[float]) -> tuple[PolynomialCost, dict[str, Any]]:
@@ -265,21 +288,27 @@ def profile_cluster(
             the defaults.
 
     Returns:
-        the fitted costs; the points they were fitted to and the fits' errors are in the provenance.
+        the fitted costs; the points they were fitted to, with their quartiles, and the fits' errors are in the
+        provenance.
     """
     origin = {**provenance(device), "repeats": repeats, "statistic": "median, slowest rank"}
     costs: dict[str, LinearCost] = {}
     if communicator.world_size == 1:
         costs = dict.fromkeys(COLLECTIVES, LinearCost(0.0, 0.0))
     else:
-        for name, seconds in time_collectives(communicator, device, MESSAGE_ELEMENTS, repeats).items():
+        for name, samples in _sampled_collectives(communicator, device, MESSAGE_ELEMENTS, repeats).items():
+            seconds = _medians(samples)
             (alpha, beta), error = fit_cost(MESSAGE_ELEMENTS, seconds, (0, 1))
             costs[name] = LinearCost(alpha, beta)
-            origin[name] = {"elements": list(MESSAGE_ELEMENTS), "seconds": seconds, "fit_error": error}
+            points = {"elements": list(MESSAGE_ELEMENTS), "seconds": seconds, "fit_error": error}
+            origin[name] = {**points, **quartiles(samples)}
     config = config or KFACConfig()
-    inverse, points = fit_inverse(*time_inverses(dims, repeats, device, config))
-    options = {key: getattr(config, key) for key in ("inverse_method", "damping_method")}
-    origin["inverse"] = {**points, **options, "inverse_interval": config.at("inverse_interval", 0)}
+    chosen = _chosen(dims)
+    samples = [_sampled_inverse(dim, repeats, device, config) for dim in chosen]
+    inverse, points = fit_inverse(chosen, _medians(samples))
+    options: dict[str, Any] = {key: getattr(config, key) for key in ("inverse_method", "damping_method")}
+    options["inverse_interval"] = config.at("inverse_interval", 0)
+    origin["inverse"] = {**points, **quartiles(samples), **options}
     profile = ClusterProfile(
         world_size=communicator.world_size,
         all_reduce=costs["all_reduce"],

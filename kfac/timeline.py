@@ -20,18 +20,18 @@ OTHER = "Other"
 """The breakdown's name for time in which a rank neither computes a recorded kind nor waits for a recorded message."""
 
 KIND_COLORS: Mapping[str, str] = {
-    "FF": "#595959",
-    "BP": "#8c8c8c",
-    "GradComm": "#f0e442",
-    "FactorComp": "#0072b2",
-    "FactorComm": "#56b4e9",
-    "InverseComp": "#d55e00",
-    "InverseComm": "#e69f00",
-    "Precondition": "#009e73",
-    OTHER: "#e6e6e6",
+    "FF": "#5a5a5a",
+    "BP": "#9b9b9b",
+    "GradComm": "#faf069",
+    "FactorComp": "#00569b",
+    "FactorComm": "#6cbdee",
+    "InverseComp": "#cf5208",
+    "InverseComm": "#f5b945",
+    "Precondition": "#b06aa8",
+    OTHER: "#f4f4f4",
 }
-"""One colour per kind in every picture. Okabe and Ito's colours for the colour-blind; of each pair computing is the
-darker one, so that the two differ in grey print as well."""
+"""One colour per kind in every picture: the hues of Okabe and Ito's colours for the colour-blind, each as light as no
+other, so that all can be told apart in grey print; of each pair computing is the darker one."""
 
 COMPUTE_LANE = "compute"
 COMMUNICATION_LANE = "communication"

@@ -17,7 +17,7 @@ from paper_figures.item import Provenance
 from paper_figures.style import EDGE, PAGE_IN
 
 COLORS = {"FF&BP": KIND_COLORS["BP"], **{kind: KIND_COLORS[kind] for kind in published.KINDS[1:]}}
-TAGS = {"P": "P: published", "S": "S: simulated, interference fitted to ResNet-50", "I": "I: simulated, ideal"}
+TAGS = {"P": "P: published", "S": "S: simulated, fitted to D-KFAC and to ResNet-50", "I": "I: simulated, ideal"}
 """What stands under a bar, and what it means."""
 HATCHES = {"P": None, "S": "//////", "I": "......"}
 LABELS = {kind: kind for kind in published.KINDS} | {"FactorComp": "FactorComp with preconditioning"}

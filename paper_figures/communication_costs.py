@@ -43,7 +43,7 @@ def curves() -> dict[str, tuple[Curve, ...]]:
             _stated("all_reduce_figure", "the paper's figure"),
             _stated("all_reduce_final_runs", "constants of the runs"),
             Curve(
-                "derived: from D-KFAC's bars, one factor",
+                "derived: D-KFAC's bars, one factor",
                 LinearCost(fit.message_s + fit.item_s, fit.element_s),
                 "derived",
                 fitted,
@@ -64,12 +64,11 @@ def curves() -> dict[str, tuple[Curve, ...]]:
 
 def draw(models: Mapping[str, Sequence[Curve]], points: Mapping[str, Points]) -> Figure:
     """One panel per collective; call it inside :func:`~paper_figures.style.paper_style`."""
-    figure = Figure(figsize=(PAGE_IN, 2.6), layout="constrained")
+    figure = Figure(figsize=(PAGE_IN, 3.3), layout="constrained")
     for axes, (name, of_panel) in zip(figure.subplots(1, 2, sharey=True), models.items(), strict=True):
         draw_curves(axes, of_panel, LIMITS, points.get(name))
         axes.set_title(TITLES[name])
         axes.set_xlabel("message [elements of 32 bits]")
-        axes.legend(frameon=False, loc="upper left")
     figure.axes[0].set_ylabel("time [ms]")
     return figure
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -13,20 +14,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from paper_figures.item import Context, Made, Provenance
-from paper_figures.style import PAGE_IN, paper_style, save
+from paper_figures.style import PAGE_IN, note, paper_style, save
 
 NAME = "convergence"
 PATH = Path(__file__).parents[1] / "docs" / "optimisation.json"
 COMMAND = "python -m benchmarks optimisation"
 LOOKS: Mapping[str, tuple[str, str, str]] = {
-    "sgd": ("#8c8c8c", "-", "o"),
+    "sgd": ("#595959", "-", "o"),
     "adamw": ("#e69f00", "--", "s"),
     "soap-1": ("#56b4e9", "-", "^"),
     "soap-10": ("#56b4e9", ":", "v"),
     "kfac-1": ("#d55e00", "-", "D"),
     "kfac-10": ("#d55e00", ":", "P"),
 }
-"""Colour, dashes and the mark at its end, by contender: told apart in grey by the last two."""
+"""Colour, dashes and marks, by contender: told apart in grey by the last two."""
 LABELS = {
     "sgd": "SGD",
     "adamw": "AdamW",
@@ -35,6 +36,8 @@ LABELS = {
     "kfac-1": "K-FAC, every step",
     "kfac-10": "K-FAC, every 10",
 }
+MARKS = 4
+"""On a curve, besides its ends."""
 
 
 @cache
@@ -51,31 +54,48 @@ def curve(evaluations: list[Mapping[str, Any]]) -> list[tuple[int, float, float,
     return [(s, min(v), median(v), max(v)) for s in steps for v in [[c[s] for c in of_seeds]]]
 
 
-def draw(workloads: Mapping[str, Any]) -> Figure:
+def draw(workloads: Mapping[str, Any], seeds: int) -> Figure:
     """One panel per workload; call it inside :func:`~paper_figures.style.paper_style`."""
-    figure = Figure(figsize=(PAGE_IN, 2.6))
-    for axes, (name, workload) in zip(figure.subplots(1, len(workloads)), workloads.items(), strict=True):
-        for contender, of_contender in workload["contenders"].items():
+    figure = Figure(figsize=(PAGE_IN, 2.9), layout="constrained")
+    for axes, workload in zip(figure.subplots(1, len(workloads)), workloads.values(), strict=True):
+        for number, (contender, of_contender) in enumerate(workload["contenders"].items()):
             points = curve(of_contender["evaluations"])
             if not points:
                 continue
             steps, low, middle, high = zip(*points, strict=True)
             color, dashes, mark = LOOKS[contender]
-            ends: dict[str, Any] = {"marker": mark, "ms": 3.5, "markevery": [0, len(steps) - 1]}
-            axes.plot(steps, middle, dashes, color=color, linewidth=1.1, label=LABELS[contender], **ends)
-            axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
-        axes.axhline(workload["target"], color="#262626", linewidth=0.6, linestyle=(0, (1, 2)))
+            marks: dict[str, Any] = {"marker": mark, "ms": 3.2, "markevery": marked(steps, number / len(LOOKS))}
+            axes.plot(steps, middle, dashes, color=color, linewidth=1.0, label=LABELS[contender], **marks)
+            axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.axhline(workload["target"], color="#262626", linewidth=0.6, linestyle=(0, (1, 2)), label="target")
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
-        axes.set_title(name)
+        what, metric = workload["title"].rsplit(": ", 1)
+        axes.set_title(textwrap.fill(what, 36), fontsize=7)
         axes.set_xlabel("steps")
-        axes.set_ylabel(workload["title"].rsplit(": ", 1)[1])
+        axes.set_ylabel(metric)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncols=len(labels), frameon=False, bbox_to_anchor=(0.53, 1.02))
-    figure.subplots_adjust(left=0.07, right=0.99, top=0.82, bottom=0.15, wspace=0.28)
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
+    note(
+        figure,
+        f"Measured: median of {seeds} seeds, shaded from the least to the greatest. A curve ends where the first of "
+        "its seeds has met the target.",
+    )
     return figure
+
+
+def marked(steps: Sequence[int], offset: float) -> list[int]:
+    """Which steps are marked: the first, the last and, between them, some at equal distances on a logarithmic axis.
+
+    Args:
+        steps: rising.
+        offset: share of a distance by which the marks of this curve are moved, so that those of others stay visible.
+    """
+    last = len(steps) - 1
+    wanted = (steps[0] * (steps[last] / steps[0]) ** ((k + offset) / MARKS) for k in range(MARKS))
+    return sorted({0, last, *(min(range(last + 1), key=lambda i: abs(steps[i] - step)) for step in wanted)})
 
 
 def make(context: Context) -> Made:
@@ -97,5 +117,5 @@ def make(context: Context) -> Made:
                     path = f"{name}/measured/{contender}/{step}/{statistic}"
                     provenance.add(path, value, "measured", input="comparison")
     with paper_style():
-        files = save(draw(data["workloads"]), context.out / NAME)
+        files = save(draw(data["workloads"], len(data["seeds"]["evaluation"])), context.out / NAME)
     return Made((*files, provenance.write(context.out)))

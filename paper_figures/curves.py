@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,14 @@ from kfac.planning.costs import Cost
 from paper_figures.item import Provenance
 from paper_figures.measured_costs import Points
 
-LOOKS = (("#262626", "-"), ("#0072b2", "--"), ("#d55e00", "-."), ("#009e73", ":"))
-"""Colour and dashes of each curve in turn: told apart in grey by their dashes."""
-MEASURED_COLOR = "#cc79a7"
+LOOKS: Mapping[str, tuple[tuple[str, Any], ...]] = {
+    "published": (("#262626", "-"),),
+    "code": (("#0072b2", "--"),),
+    "derived": (("#d55e00", "-."), ("#d55e00", ":")),
+}
+"""Colour and dashes of the curves of each tag in turn: a colour says where a curve comes from, in both panels; in grey
+they are told apart by their dashes."""
+MEASURED_COLOR = "#009e73"
 
 
 @dataclass(frozen=True)
@@ -45,17 +51,43 @@ class Curve:
 def draw_curves(axes: Axes, curves: Sequence[Curve], limits: tuple[float, float], points: Points | None) -> None:
     """Curves between two sizes, and measured points with their fit over the range that was measured."""
     sizes = np.geomspace(*limits, 200)
-    for curve, (color, dashes) in zip(curves, LOOKS, strict=False):
+    seen: Counter[str] = Counter()
+    for curve in curves:
+        color, dashes = LOOKS[curve.tag][seen[curve.tag]]
+        seen[curve.tag] += 1
         seconds = [1e3 * curve.cost(float(size)) for size in sizes]
-        axes.plot(sizes, seconds, dashes, color=color, linewidth=1.2, label=curve.label)
+        axes.plot(sizes, seconds, linestyle=dashes, color=color, linewidth=1.2, label=curve.label)
     if points is not None:
-        axes.plot(
-            points.sizes, [1e3 * s for s in points.seconds], "o", color=MEASURED_COLOR, ms=3.5, label=points.label
-        )
-        own = np.geomspace(min(points.sizes), max(points.sizes), 100)
-        fit = [1e3 * points.fit(float(size)) for size in own]
-        axes.plot(own, fit, "-", color=MEASURED_COLOR, linewidth=0.8, label="its fit")
+        _draw_points(axes, points)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.grid(axis="both", which="major")
+    axes.grid(True, axis="both", which="major")
     axes.minorticks_off()
+    add_legend(axes)
+
+
+def add_legend(axes: Axes) -> None:
+    """Name everything below the axes, since what was measured may lie anywhere in it; fits last."""
+    named = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=lambda pair: pair[1].startswith("fit to"))
+    handles, labels = zip(*named, strict=True)
+    axes.legend(
+        handles,
+        labels,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.24),
+        frameon=False,
+        handlelength=3.2,
+        labelspacing=0.35,
+    )
+
+
+def _draw_points(axes: Axes, points: Points) -> None:
+    look: dict[str, Any] = {"color": MEASURED_COLOR, "linewidth": 0.7}
+    middle = np.array(points.seconds)
+    spread = None
+    if points.quartiles_s is not None:
+        low, high = points.quartiles_s
+        spread = [1e3 * (middle - low), 1e3 * (np.array(high) - middle)]
+    axes.errorbar(points.sizes, 1e3 * middle, spread, fmt="o", ms=3, capsize=2, label=points.label, **look)
+    own = np.geomspace(min(points.sizes), max(points.sizes), 100)
+    axes.plot(own, [1e3 * points.fit(float(size)) for size in own], "-", label=points.fit_label, **look)

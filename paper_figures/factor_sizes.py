@@ -13,7 +13,7 @@ from kfac.timeline import KIND_COLORS
 from paper_figures import published
 from paper_figures.item import Context, Made, Provenance
 from paper_figures.paper_cluster import architectures
-from paper_figures.style import EDGE, PAGE_IN, paper_style, save
+from paper_figures.style import EDGE, PAGE_IN, note, paper_style, save
 
 NAME = "factor_sizes"
 EDGES = tuple(10 ** (2 + k / 4) for k in range(22))
@@ -29,7 +29,7 @@ def sizes(key: str) -> dict[str, list[int]]:
 
 def draw(models: Mapping[str, Mapping[str, list[int]]]) -> Figure:
     """One panel per model, G upon A, with the mean of all; call it inside :func:`~paper_figures.style.paper_style`."""
-    figure = Figure(figsize=(PAGE_IN, 2.1))
+    figure = Figure(figsize=(PAGE_IN, 2.3), layout="constrained")
     panels = figure.subplots(1, len(models), sharey=True)
     for axes, (key, of_model) in zip(panels, models.items(), strict=True):
         bottom = np.zeros(len(EDGES) - 1)
@@ -43,14 +43,18 @@ def draw(models: Mapping[str, Mapping[str, list[int]]]) -> Figure:
         axes.set_xticks([1e3, 1e5, 1e7])
         axes.minorticks_off()
         axes.set_title(published.model(key).name)
-        axes.set_xlabel("elements")
+        axes.set_xlabel("elements of a factor")
     highest = max(patch.get_y() + patch.get_height() for axes in panels for patch in axes.patches)
     panels[0].set_ylim(0, 1.05 * highest)
-    panels[0].set_ylabel("factors")
+    panels[0].set_ylabel("number of factors")
     handles = [Patch(facecolor=color, hatch=hatch, label=side, **EDGE) for side, (color, hatch) in LOOKS.items()]
     handles.append(panels[0].plot([], [], "--", color="#262626", linewidth=0.9, label="mean")[0])
-    figure.legend(handles=handles, loc="upper center", ncols=3, frameon=False, bbox_to_anchor=(0.53, 1.02))
-    figure.subplots_adjust(left=0.065, right=0.985, top=0.80, bottom=0.19, wspace=0.08)
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
+    note(
+        figure,
+        "Traced from the architectures. Elements: the triangle with the diagonal, d(d+1)/2, which travels. Mean: of "
+        "all factors of the model.",
+    )
     return figure
 
 

@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from kfac.planning import ExponentialCost, LinearCost
 from kfac.planning.costs import Cost, packed_elements
 from paper_figures import published, simulated
-from paper_figures.curves import Curve, draw_curves
+from paper_figures.curves import Curve, add_legend, draw_curves
 from paper_figures.item import Context, Made, Provenance
 from paper_figures.measured_costs import Points, measured_costs
 from paper_figures.paper_cluster import CLUSTER_NAME
@@ -62,7 +62,7 @@ def crossings(inverse: Cost, broadcast: Cost) -> list[float]:
 
 def draw(points: Points | None, crossing: list[float]) -> Figure:
     """Inverting on the left; on the right the derived curves and the code's, with their crossings."""
-    figure = Figure(figsize=(PAGE_IN, 2.6), layout="constrained")
+    figure = Figure(figsize=(PAGE_IN, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     draw_curves(left, curves(), LIMITS, points)
     left.set_title("inverting")
@@ -70,16 +70,18 @@ def draw(points: Points | None, crossing: list[float]) -> Figure:
     draw_curves(right, (*curves(), *broadcasts()), LIMITS, None)
     right.set_title("inverting and broadcasting")
     threshold = published.lbp_threshold_dim()
-    right.axvline(threshold, color="#8c8c8c", linewidth=0.8)
-    right.annotate(f"d = {threshold} in the runs", (1.08 * threshold, 0.07), fontsize=6)
+    right.axvline(
+        threshold, color="#595959", linewidth=0.8, linestyle=(0, (4, 2, 1, 2)), label=f"code: d = {threshold}"
+    )
     inverse = curves()[1].cost
     right.plot(crossing, [1e3 * inverse(d) for d in crossing], "s", color="#262626", ms=4, label="derived curves cross")
+    add_legend(right)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
-        axes.set_xticks([32, 128, 512, 2048, 8192], ["32", "128", "512", "2048", "8192"])
+        ticks = [dim for dim in (2, 8, 32, 128, 512, 2048, 8192) if dim >= axes.get_xlim()[0]]
+        axes.set_xticks(ticks, list(map(str, ticks)))
         axes.minorticks_off()
         axes.set_xlabel("dimension d")
-        axes.legend(frameon=False, loc="upper left")
     return figure
 
 

@@ -22,20 +22,40 @@ class Points:
 
     Args:
         sizes: elements of a message, or dimensions.
-        seconds: at each of them.
+        seconds: the median at each of them.
         fit: the cost.
         label: what was measured, for a legend.
+        quartiles_s: the lower and the upper quartile at each size; None in profiles from before these were kept.
+        fit_error: the median relative error of the fit, where the profile says it.
     """
 
     sizes: Sequence[float]
     seconds: Sequence[float]
     fit: Cost
     label: str
+    quartiles_s: tuple[Sequence[float], Sequence[float]] | None = None
+    fit_error: float | None = None
+
+    @property
+    def fit_label(self) -> str:
+        """The fit's name in a legend."""
+        return "fit to it" if self.fit_error is None else f"fit to it, median error {self.fit_error:.0%}"
 
     def record(self, provenance: Provenance, name: str) -> None:
         """Write down every point."""
-        for size, value in zip(self.sizes, self.seconds, strict=True):
-            provenance.add(f"measured/{name}/{size:g}", value, "measured", input="profile")
+        low, high = self.quartiles_s or ((), ())
+        for statistic, values in (("", self.seconds), ("/q25", low), ("/q75", high)):
+            for size, value in zip(self.sizes, values, strict=False):
+                provenance.add(f"measured/{name}/{size:g}{statistic}", value, "measured", input="profile")
+
+
+def _points(data: dict[str, Any], sizes: Sequence[float], name: str, profile: ClusterProfile) -> Points:
+    quartiles = data.get("q25_s", ()), data.get("q75_s", ())
+    known = all(len(side) == len(sizes) for side in quartiles)
+    ranks = "one process" if name == "inverse" else f"{profile.world_size} ranks"
+    label = f"measured here, {ranks}" + (" (median, quartiles)" if known else " (median)")
+    fit: Cost = getattr(profile, name)
+    return Points(sizes, data["seconds"], fit, label, quartiles if known else None, data.get("fit_error"))
 
 
 def measured_costs(context: Context, provenance: Provenance) -> tuple[dict[str, Points], tuple[str, ...]]:
@@ -51,9 +71,7 @@ def measured_costs(context: Context, provenance: Provenance) -> tuple[dict[str, 
     for name, sizes in (("all_reduce", "elements"), ("broadcast", "elements"), ("inverse", "dims")):
         data: Any = profile.provenance.get(name)
         if isinstance(data, dict) and data.get(sizes) and len(data[sizes]) == len(data.get("seconds", ())):
-            ranks = "one process" if name == "inverse" else f"{profile.world_size} ranks"
-            label = f"measured here, {ranks}"
-            found[name] = Points(data[sizes], data["seconds"], getattr(profile, name), label)
+            found[name] = _points(data, data[sizes], name, profile)
     facts = {key: value for key, value in profile.provenance.items() if not isinstance(value, dict)}
     place = path.relative_to(context.runs).as_posix()
     provenance.inputs["profile"] = {"file": place, "made_by": "python -m experiments.profile", **facts}

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 
 from kfac.schedules import NAMED_SCHEDULES
 from paper_figures import published, simulated
-from paper_figures.bars import COLORS, HATCHES, TAGS, Bar, draw_panel, published_bar, simulated_bar
+from paper_figures.bars import COLORS, HATCHES, LABELS, TAGS, Bar, draw_panel, published_bar, simulated_bar
 from paper_figures.item import Context, Made, Provenance
 from paper_figures.style import COLUMN_IN, EDGE, paper_style, save
 
@@ -38,17 +38,18 @@ def bars(provenance: Provenance) -> list[Bar]:
 
 def draw(of_model: list[Bar]) -> Figure:
     """One panel in one column."""
-    figure = Figure(figsize=(COLUMN_IN, 2.7))
+    figure = Figure(figsize=(COLUMN_IN, 2.8))
     axes = figure.subplots()
     draw_panel(axes, of_model)
     axes.set_ylim(0.0, 1.04 * max(bar.total_s for bar in of_model))
     axes.set_ylabel("iteration time [s]")
-    handles = [Patch(facecolor=COLORS[kind], label=kind, **EDGE) for kind in published.KINDS]
+    labels = {**LABELS, "FactorComp": "FactorComp with precond."}
+    handles = [Patch(facecolor=COLORS[kind], label=labels[kind], **EDGE) for kind in published.KINDS]
     handles += [Patch(facecolor="white", hatch=HATCHES[tag], label=TAGS[tag], **EDGE) for tag in ("P", "S")]
-    handles[-1].set_label("S: simulated")
-    look: dict[str, Any] = {"frameon": False, "handlelength": 1.2, "columnspacing": 0.8, "fontsize": 6.5}
-    figure.legend(handles=handles, loc="upper center", ncols=4, bbox_to_anchor=(0.5, 1.01), **look)
-    figure.subplots_adjust(left=0.13, right=0.995, top=0.86, bottom=0.12)
+    handles[-1].set_label("S: simulated, fitted")
+    look: dict[str, Any] = {"frameon": False, "handlelength": 1.0, "columnspacing": 0.6, "fontsize": 6.2}
+    figure.legend(handles=handles, loc="upper center", ncols=3, bbox_to_anchor=(0.5, 1.01), **look)
+    figure.subplots_adjust(left=0.13, right=0.995, top=0.82, bottom=0.12)
     return figure
 
 

@@ -10,30 +10,33 @@ from matplotlib.figure import Figure
 from paper_figures import published
 from paper_figures.item import Context, Made, Provenance
 from paper_figures.scheduling import load, origin
-from paper_figures.style import PAGE_IN, paper_style, save
+from paper_figures.style import PAGE_IN, note, paper_style, save
 
 NAME = "scaling"
 LOOKS = (
-    ("#8c8c8c", "-"),
-    ("#0072b2", "-"),
-    ("#e69f00", "-"),
-    ("#d55e00", "-"),
-    ("#d55e00", ":"),
-    ("#009e73", "-"),
+    ("#595959", "-", "o"),
+    ("#0072b2", "--", "s"),
+    ("#e69f00", "-.", "^"),
+    ("#d55e00", "-", "D"),
+    ("#d55e00", ":", "v"),
+    ("#009e73", "-", "P"),
 )
-"""Colour and line of each schedule, in their order."""
+"""Colour, dashes and mark of each schedule, in their order: told apart in grey by the last two."""
 
 
 def draw(curves: Sequence[Mapping[str, Any]]) -> Figure:
     """One row of panels per law of start-up times, one column per model."""
     laws = list(dict.fromkeys(curve["latency"] for curve in curves))
     models = list(dict.fromkeys(curve["model"] for curve in curves))
-    figure = Figure(figsize=(PAGE_IN, 1.9 * len(laws) + 0.4))
+    figure = Figure(figsize=(PAGE_IN, 1.9 * len(laws) + 0.5), layout="constrained")
     panels = figure.subplots(len(laws), len(models), sharex=True, sharey="row", squeeze=False)
     for curve in curves:
         axes = panels[laws.index(curve["latency"])][models.index(curve["model"])]
-        for (name, seconds), (color, line) in zip(curve["iteration_s"].items(), LOOKS, strict=True):
-            axes.plot(curve["world_sizes"], seconds, line, color=color, linewidth=1.2, label=name)
+        for k, ((name, seconds), (color, line, mark)) in enumerate(
+            zip(curve["iteration_s"].items(), LOOKS, strict=True)
+        ):
+            look: dict[str, Any] = {"color": color, "linestyle": line, "linewidth": 1.0, "label": name}
+            axes.plot(curve["world_sizes"], seconds, marker=mark, ms=2.6, markevery=(k % 3, 3), **look)
         axes.set_xscale("log", base=4)
         axes.set_xticks([4, 64, 1024, 16384], ["4", "64", "1k", "16k"])
         axes.minorticks_off()
@@ -41,20 +44,26 @@ def draw(curves: Sequence[Mapping[str, Any]]) -> Figure:
     for axes, model in zip(panels[0], models, strict=True):
         axes.set_title(published.model(model).name)
     for row, law in zip(panels, laws, strict=True):
-        row[0].set_ylabel(f"start-up as of a {law}\niteration time [s]")
+        row[0].set_ylabel(f"start-up as of a {law}:\niteration time [s]")
         for axes in row:
             axes.set_yticks(*_ticks(axes.get_ylim()))
             axes.minorticks_off()
     for axes in panels[-1]:
         axes.set_xlabel("ranks")
     handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncols=len(labels), frameon=False, bbox_to_anchor=(0.53, 1.0))
-    figure.subplots_adjust(left=0.09, right=0.985, top=0.88, bottom=0.095, wspace=0.08, hspace=0.1)
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    note(
+        figure,
+        "Simulated: costs of the paper's 64 GPUs, ideally overlapped, carried over to P ranks: start-up times grow "
+        "with log P (tree) or P - 1 (ring), times per element with (P - 1) / P. The batch per rank stays.",
+    )
     return figure
 
 
 def _ticks(limits: tuple[float, float]) -> tuple[list[float], list[str]]:
-    ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if limits[0] <= t <= limits[1]]
+    low, high = limits
+    steps = (1, 2, 5) if high / low > 20 else (1, 1.5, 2, 3, 5, 7)
+    ticks = [t for t in (10.0**k * m for k in (-1, 0, 1, 2) for m in steps) if low <= t <= high]
     return ticks, [f"{t:g}" for t in ticks]
 
 

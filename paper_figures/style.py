@@ -5,6 +5,7 @@ Colours come from :data:`kfac.timeline.KIND_COLORS`, the ones that timelines use
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ PAGE_IN = 7.0
 
 EDGE: dict[str, Any] = {"edgecolor": "#262626", "linewidth": 0.4}
 """The outline of everything filled: neighbours stay apart in grey print."""
+
+_NOTE_PT, _NOTE_CHARACTERS_PER_IN = 6.5, 20.0
 
 _SETTINGS: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine has it
@@ -41,6 +44,12 @@ _SETTINGS: Any = {
     "pdf.fonttype": 42,  # TrueType: text in the PDF stays text, and editors can change it
     "svg.hashsalt": "spdkfac",
 }
+
+
+def note(figure: Figure, text: str) -> None:
+    """Below everything, what a reader must know to read a figure; needs the constrained layout."""
+    fits = int(_NOTE_CHARACTERS_PER_IN * figure.get_figwidth())
+    figure.supxlabel(textwrap.fill(text, fits), fontsize=_NOTE_PT, color="#262626")
 
 
 @contextmanager

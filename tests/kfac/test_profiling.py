@@ -7,7 +7,7 @@ import pytest
 from kfac import KFACConfig
 from kfac.communication import LocalCommunicator, get_communicator
 from kfac.planning import ClusterProfile, LayerProfile
-from kfac.profiling import fit_cost, model_profile_from, profile_cluster
+from kfac.profiling import fit_cost, model_profile_from, profile_cluster, quartiles
 from kfac.solutions import _Cholesky
 from kfac.timeline import Span, Timeline
 from tests.kfac.ranks import run_ranks
@@ -81,6 +81,10 @@ def test_fit_recovers_the_coefficients_it_was_made_from():
     assert error > 1e-3, "and the error says that the form does not fit"
 
 
+def test_quartiles_of_repeats():
+    assert quartiles([[4.0, 1.0, 2.0, 3.0, 5.0], [7.0]]) == {"q25_s": [2.0, 7.0], "q75_s": [4.0, 7.0]}
+
+
 def _profile(rank, world_size):
     return profile_cluster(get_communicator(), "cpu", [8, 16, 64], repeats=2).to_dict()
 
@@ -93,6 +97,10 @@ def test_two_ranks_get_one_profile_with_its_points():
     for name in ("all_reduce", "reduce", "broadcast"):
         assert getattr(profile, name)(2**22) > 0
         assert len(first["provenance"][name]["seconds"]) == len(first["provenance"][name]["elements"])
+    for name in ("all_reduce", "reduce", "broadcast", "inverse"):
+        points = first["provenance"][name]
+        for low, middle, high in zip(points["q25_s"], points["seconds"], points["q75_s"], strict=True):
+            assert 0 < low <= middle <= high
     assert profile.inverse(64) > 0
     assert first["provenance"]["kind"] == "measured"
 

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from itertools import combinations
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -12,6 +11,7 @@ from paper_figures.__main__ import main
 from paper_figures.measured import Measured, Setting, measured, settings
 from paper_figures.style import COLUMN_IN, PAGE_IN, paper_style
 from tests.analysis.records import write_record
+from tests.legibility import problems
 
 LONG = "spdkfac+pipelining=none+inverse_broadcast=at_end"
 
@@ -30,22 +30,7 @@ def drawn():
 
 
 def assert_legible(figure):
-    """No text leaves the page; no two texts touch."""
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    texts = [text for legend in figure.legends for text in legend.get_texts()]
-    for axes in figure.axes:
-        texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()]
-    boxes = {text.get_text(): [] for text in texts if text.get_text()}
-    for text in texts:
-        if text.get_text():
-            boxes[text.get_text()].append(text.get_window_extent(renderer))
-    flat = [(name, box) for name, found in boxes.items() for box in found]
-    width, height = figure.bbox.width, figure.bbox.height
-    for name, box in flat:
-        assert 0 <= box.x0 <= box.x1 <= width, name
-        assert 0 <= box.y0 <= box.y1 <= height, name
-    for (one, a), (other, b) in combinations(flat, 2):
-        assert not a.overlaps(b), (one, other)
+    assert problems(figure) == []
 
 
 def test_each_sweep_model_and_setting_has_its_own_panel(tmp_path, drawn):
