@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from experiments.timeline_ranks import Shown
 from kfac.timeline import COMPUTE_LANE, KIND_COLORS, KINDS, OTHER, Span, Timeline
 
 COLORS = 8
@@ -139,20 +140,19 @@ def breakdown_chart(bars: Mapping[str, Mapping[str, float]], *, width: int) -> s
     return "".join([*parts, "</svg>"])
 
 
-def timeline_chart(timeline: Timeline, *, width: int, until_s: float, max_ranks: int = 4) -> str:
+def timeline_chart(timeline: Timeline, shown: Sequence[Shown], *, width: int, until_s: float) -> str:
     """Two lanes per rank: computing above, messages below.
 
     Args:
         timeline: of one iteration.
+        shown: the ranks that are drawn (:func:`experiments.timeline_ranks.shown_ranks`).
         width: in pixels.
         until_s: where the axis ends, so that timelines can be compared.
-        max_ranks: how many ranks are shown.
     """
     narrow = width < 600
     left, right, top = (46 if narrow else 120), 8, 4
-    ranks = timeline.ranks[:max_ranks]
     block = 2 * LANE_PX + RANK_GAP_PX
-    height = top + block * len(ranks) + 22
+    height = top + block * len(shown) + 22
     scale = (width - left - right) / (until_s or 1.0)
     parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="timeline">']
     for tick in _ticks(0, 1e3 * until_s, 4 if narrow else 8):
@@ -161,12 +161,14 @@ def timeline_chart(timeline: Timeline, *, width: int, until_s: float, max_ranks:
         parts.append(_text(x, height - 5, f"{_number(tick)} ms", "start" if not tick else "middle", "soft"))
     end = left + timeline.iteration_s * scale
     parts.append(f'<line class="end" x1="{end:.1f}" x2="{end:.1f}" y1="{top}" y2="{height - 20}"/>')
-    for number, rank in enumerate(ranks):
+    for number, one in enumerate(shown):
         y = top + number * block
-        count = timeline.rank_counts.get(rank, 1)
-        name = f"{rank}" if narrow else f"rank {rank}" + (f" (of {count})" if count > 1 else "")
-        parts.append(_text(left - 6, y + LANE_PX + 4, name, "end"))
-        for span in _merged([s for s in timeline.spans if s.rank == rank], 0.4 / scale):
+        name = f"{one.rank}" if narrow else f"rank {one.rank}"
+        remarks = [] if narrow else [remark for remark in one.remark.split(", ") if remark]
+        for line, text in enumerate((name, *remarks)):
+            parts.append(_text(left - 6, y + LANE_PX + 4 + (line - len(remarks) / 2) * TEXT_PX, text, "end"))
+        spans = [s for s in timeline.spans if s.rank == one.rank and s.duration_s > 0]
+        for span in _merged(spans, 0.4 / scale):
             lane = y + (0 if span.lane == COMPUTE_LANE else LANE_PX)
             tip = f"{span.kind}: {span.name}, {1e3 * span.duration_s:.3f} ms from {1e3 * span.start_s:.3f} ms"
             parts.append(_bar(left + span.start_s * scale, lane, span.duration_s * scale, LANE_PX - 1, span.kind, tip))

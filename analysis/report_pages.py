@@ -15,6 +15,7 @@ from analysis.comparison import Comparison, Curve, Pictured
 from analysis.comparison_tables import all_tables, scaling_lines
 from analysis.tables import Table, to_markdown
 from experiments.records import write_text
+from experiments.timeline_ranks import said_of, shown_ranks
 from experiments.timeline_view import page_text
 from kfac.timeline import KIND_COLORS, KINDS, OTHER
 
@@ -30,6 +31,8 @@ SECTIONS: Mapping[str, str] = {
     "differences": "What was different",
     "provenance": "Where the numbers come from",
 }
+MAX_RANKS = 4
+"""Of a timeline, in a picture."""
 MAX_ZOOMABLE_SPANS = 20_000
 """A timeline of more is pictured, but not packed into the file a second time to be zoomed."""
 
@@ -205,7 +208,14 @@ def _timelines(pictured: Sequence[Pictured]) -> str:
     if not pictured:
         return ""
     until_s = max(view.iteration_s for p in pictured for view in p.views.values())
-    kinds = {span.kind for p in pictured for view in p.views.values() for span in view.spans}
+    shown = {id(view): shown_ranks(view, MAX_RANKS) for p in pictured for view in p.views.values()}
+    kinds = {
+        span.kind
+        for p in pictured
+        for view in p.views.values()
+        for span in view.spans
+        if span.duration_s > 0 and span.rank in {one.rank for one in shown[id(view)]}
+    }
     parts = [
         "<p>One iteration of each, all on one scale; above what a rank computes, below what it sends or waits for. "
         "The line marks the iteration's end.</p>",
@@ -214,12 +224,14 @@ def _timelines(pictured: Sequence[Pictured]) -> str:
     for p in pictured:
         parts.append(f"<h3>{escape(p.label)}</h3>")
         for name, view in p.views.items():
-            hidden = len(view.ranks) - 4
-            more = f"; {hidden} more ranks in the zoomable view" if hidden > 0 else ""
+            said = said_of(shown[id(view)], view)
+            more = f"; {said}" if said else ""
             whose = f" with the costs that {escape(p.costs_of)} measured" if view is p.simulated and p.costs_of else ""
             parts.append(f"<h4>{name}{whose}, {1e3 * view.iteration_s:.2f} ms{more}</h4>")
-            wide = timeline_chart(view, width=WIDE_PX, until_s=until_s)
-            parts.append(_twice(wide, timeline_chart(view, width=NARROW_PX, until_s=until_s)))
+            wide, narrow = (
+                timeline_chart(view, shown[id(view)], width=px, until_s=until_s) for px in (WIDE_PX, NARROW_PX)
+            )
+            parts.append(_twice(wide, narrow))
         if p.simulated is None:
             parts.append(
                 "<h4>not simulated: no run of this model, these ranks and this machine holds cost profiles</h4>"

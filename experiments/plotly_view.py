@@ -5,37 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.timeline_view import LANES, rank_name
+from experiments.timeline_ranks import said_of, shown_ranks
+from experiments.timeline_view import LANES
 from kfac.timeline import KIND_COLORS, KINDS, OTHER, Timeline
 
 ROW_PX = 26
 MARGIN_PX = 150
+MAX_RANKS = 16
+"""Of a timeline; the page beside the figure has all that differ."""
 
 
 def timeline_figure(timelines: Mapping[str, Timeline], title: str = "") -> dict[str, Any]:
     """A Gantt chart: one bar per span, one row per rank and lane, milliseconds from the iteration's start.
 
     Args:
-        timelines: of one iteration, by what they are (``measured``, ``simulated``); one below the other, same scale.
+        timelines: of one iteration, by what they are (``measured``, ``simulated``); one below the other, same scale. Of
+            each at most :data:`MAX_RANKS` ranks are shown, those that differ.
         title: above it.
     """
-    rows = [
-        (f"{rank_name(timeline, rank)}{'' if len(timelines) == 1 else ', ' + name}", lane)
-        for name, timeline in timelines.items()
-        for rank in timeline.ranks
-        for lane in LANES
-    ]
+    labels: dict[tuple[str, int], str] = {}
+    said = [title]
+    for name, timeline in timelines.items():
+        shown = shown_ranks(timeline, MAX_RANKS)
+        which = "" if len(timelines) == 1 else f", {name}"
+        labels |= {(name, one.rank): f"{one.name}{which}" for one in shown}
+        if remark := said_of(shown, timeline):
+            said.append(remark if len(timelines) == 1 else f"{name}: {remark}")
+    rows = [(label, lane) for label in labels.values() for lane in LANES]
     bars: dict[str, list[tuple[str, str, float, float, str]]] = {kind: [] for kind in KINDS}
     for name, timeline in timelines.items():
         for span in timeline.spans:
-            row = f"{rank_name(timeline, span.rank)}{'' if len(timelines) == 1 else ', ' + name}"
-            bars[span.kind].append((row, span.lane, 1e3 * span.start_s, 1e3 * span.duration_s, span.name))
+            if (name, span.rank) in labels and span.duration_s > 0:
+                place = labels[name, span.rank], span.lane
+                bars[span.kind].append((*place, 1e3 * span.start_s, 1e3 * span.duration_s, span.name))
     data = [_bars(kind, of_kind) for kind, of_kind in bars.items() if of_kind]
     # Categories appear in the order of their first bar: an invisible one puts every row where it belongs.
     order = {"type": "bar", "orientation": "h", "y": _transposed(rows), "x": [0] * len(rows), "base": [0] * len(rows)}
     data.insert(0, {**order, "showlegend": False, "hoverinfo": "skip"})
     layout = {
-        "title": {"text": title},
+        "title": {"text": "<br>".join(filter(None, said))},
         "barmode": "overlay",
         "xaxis": {"ticksuffix": " ms", "rangemode": "tozero"},  # a title would lie under the legend
         "yaxis": {"autorange": "reversed", "type": "multicategory"},

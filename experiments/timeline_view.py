@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.timeline_ranks import Shown, said_of, shown_ranks, without_repeats
 from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE, KIND_COLORS, KINDS, OTHER, Timeline
 
 if TYPE_CHECKING:
@@ -18,7 +20,13 @@ LANES = (COMPUTE_LANE, COMMUNICATION_LANE)
 TITLE_CHARACTERS = 78
 """Of a line above a picture."""
 MAX_RANKS = 8
-"""Ranks that a picture shows; the page shows all."""
+"""Ranks that a picture shows; the page shows all that differ."""
+BLOCK = 2.4
+"""From rank to rank, in heights of a lane."""
+LANE_NAMES_PT = 74.0
+"""Room for the names of lanes, right of the ranks'."""
+LEAST_BAR = 1 / 1000
+"""Of the iteration: shorter spans are drawn this long, about a pixel, so that nothing in the legend is invisible."""
 
 
 def draw_timeline(timeline: Timeline, title: str = "", max_ranks: int = MAX_RANKS) -> Figure:
@@ -28,44 +36,51 @@ def draw_timeline(timeline: Timeline, title: str = "", max_ranks: int = MAX_RANK
     Args:
         timeline: of one iteration.
         title: above it.
-        max_ranks: how many ranks are shown.
+        max_ranks: how many ranks are shown; where there are more, those that differ
+            (:func:`experiments.timeline_ranks.shown_ranks`).
     """
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    ranks = timeline.ranks[:max_ranks]
-    figure = Figure(figsize=(7.2, 1.1 + 0.62 * max(1, len(ranks))), layout="constrained")
+    shown = shown_ranks(timeline, max_ranks)
+    row_of = {one.rank: row for row, one in enumerate(shown)}
+    spans = [span for span in timeline.spans if span.rank in row_of and span.duration_s > 0]
+    total_ms = 1e3 * timeline.iteration_s or 1.0
+    least_ms = total_ms * LEAST_BAR
+    figure = Figure(figsize=(7.2, 1.1 + 0.62 * max(1, len(shown))), layout="constrained")
     axes = figure.add_subplot()
-    ticks: list[tuple[float, str]] = []
-    for row, rank in enumerate(ranks):
-        for lane, name in enumerate(LANES):
-            bottom = 2.4 * row + lane
-            ticks.append((bottom + 0.45, f"{rank_name(timeline, rank)} {name}" if lane == 0 else name))
-            for kind in KINDS:
-                spans = [s for s in timeline.spans if (s.rank, s.lane, s.kind) == (rank, name, kind)]
-                bars = [(1e3 * s.start_s, 1e3 * s.duration_s) for s in spans]
-                axes.broken_barh(bars, (bottom, 0.9), color=KIND_COLORS[kind], linewidth=0)
-            path = [s for s in timeline.spans if (s.rank, s.lane) == (rank, name) and s.critical]
-            lines = [(1e3 * s.start_s, 1e3 * s.duration_s) for s in path]
-            axes.broken_barh(lines, (bottom + 0.92, 0.1), color="black", linewidth=0)
-    axes.set_yticks([position for position, _ in ticks], [label for _, label in ticks])
-    axes.set_ylim(2.4 * len(ranks) - 0.4, -0.1)
-    axes.set_xlim(0, 1e3 * timeline.iteration_s or 1)
-    axes.set_xlabel("milliseconds from the start of the iteration")
+    bars: dict[tuple[int, int, str], list[tuple[float, float]]] = defaultdict(list)
+    critical: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for span in spans:
+        place = row_of[span.rank], LANES.index(span.lane)
+        bars[*place, span.kind].append((1e3 * span.start_s, max(least_ms, 1e3 * span.duration_s)))
+        if span.critical:
+            critical[place].append((1e3 * span.start_s, 1e3 * span.duration_s))
+    for (row, lane, kind), of_kind in bars.items():
+        axes.broken_barh(of_kind, (BLOCK * row + lane, 0.9), color=KIND_COLORS[kind], linewidth=0)
+    for (row, lane), of_lane in critical.items():
+        axes.broken_barh(of_lane, (BLOCK * row + lane + 0.92, 0.1), color="black", linewidth=0)
+    lanes = [(BLOCK * row + lane + 0.45, name) for row in range(len(shown)) for lane, name in enumerate(LANES)]
+    axes.set_yticks([position for position, _ in lanes], [name for _, name in lanes], minor=True, fontsize=8)
+    names = [f"rank {one.rank}" + "".join(f"\n{part}" for part in one.remark.split(", ") if part) for one in shown]
+    axes.set_yticks([BLOCK * row + 0.95 for row in range(len(shown))], names, fontsize=8)
+    axes.tick_params(axis="y", which="both", length=0)
+    axes.tick_params(axis="y", which="major", pad=LANE_NAMES_PT)
+    axes.set_ylim(BLOCK * max(1, len(shown)) - 0.4, -0.1)
+    axes.set_xlim(0, total_ms)
+    axes.set_xlabel("time from the start of the iteration [ms]")
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    present = {span.kind for span in timeline.spans}
+    present = {span.kind for span in spans}
     handles: list[Artist] = [Patch(color=KIND_COLORS[kind], label=kind) for kind in KINDS if kind in present]
-    if any(span.critical for span in timeline.spans):
+    if critical:
         handles.append(Line2D([], [], color="black", label="critical path"))
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
-    more = _count(timeline, timeline.ranks) - _count(timeline, ranks)
-    if title or more:
-        text = title + (f" ({more} more ranks not shown)" if more else "")
-        axes.set_title(textwrap.fill(text, TITLE_CHARACTERS), loc="left", fontsize="medium")
+        figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
+    text = "; ".join(filter(None, (title, said_of(shown, timeline))))
+    if text:
+        figure.suptitle(textwrap.fill(text, TITLE_CHARACTERS), x=0.01, ha="left", fontsize="medium")
     return figure
 
 
@@ -82,6 +97,8 @@ def write_html(timeline: Timeline, path: Path, title: str = "") -> None:
 def page_text(views: Mapping[str, Timeline], title: str = "", below: str = "") -> str:
     """A page that shows all spans of all ranks, zooms, moves and names them; it loads nothing else.
 
+    Ranks that do exactly the same share their lanes.
+
     Args:
         views: timelines of one iteration by what they are, at most two (measured, simulated); one below the other.
         title: above them.
@@ -94,11 +111,12 @@ def page_text(views: Mapping[str, Timeline], title: str = "", below: str = "") -
 
 
 def _page_data(views: Mapping[str, Timeline], title: str) -> dict[str, Any]:
+    views = {name: without_repeats(timeline) for name, timeline in views.items()}
     several = len(views) > 1
     exposed = {name: timeline.breakdown_s() for name, timeline in views.items()}
     first, *others = views
     hidden = views[first].hidden_s()
-    present = {span.kind for timeline in views.values() for span in timeline.spans}
+    present = {span.kind for timeline in views.values() for span in timeline.spans if span.duration_s > 0}
     kinds = [k for k in (*KINDS, OTHER) if k in present or any(of[k] > 0 for of in exposed.values())]
     lanes = [(name, rank, lane) for name, timeline in views.items() for rank in timeline.ranks for lane in LANES]
     row = {lane: number for number, lane in enumerate(lanes)}
@@ -109,7 +127,7 @@ def _page_data(views: Mapping[str, Timeline], title: str) -> dict[str, Any]:
         "kinds": [
             {
                 "name": k,
-                "color": KIND_COLORS[k],
+                "color": "transparent" if k == OTHER else KIND_COLORS[k],
                 "exposed_us": _us(exposed[first][k]),
                 "hidden_us": _us(hidden.get(k, 0.0)),
                 "others_us": [_us(exposed[name][k]) for name in others],
@@ -132,6 +150,7 @@ def _page_data(views: Mapping[str, Timeline], title: str) -> dict[str, Any]:
             ]
             for name, timeline in views.items()
             for s in timeline.spans
+            if s.duration_s > 0
         ],
     }
 
@@ -153,5 +172,4 @@ def _alike(timeline: Timeline) -> str:
 
 def rank_name(timeline: Timeline, rank: int) -> str:
     """A rank for people, with how many it stands for."""
-    count = timeline.rank_counts.get(rank, 1)
-    return f"rank {rank}" + (f" (of {count} alike)" if count > 1 else "")
+    return Shown(rank, timeline.rank_counts.get(rank, 1)).name

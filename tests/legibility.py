@@ -105,7 +105,7 @@ def _tick_labels(axis: Axis) -> list[Text]:
     room = 1e-9 * (high - low)
     return [
         tick.label1
-        for tick in axis.get_major_ticks()
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
         if low - room <= tick.get_loc() <= high + room and tick.label1.get_visible()
     ]
 

@@ -15,6 +15,7 @@ from analysis.report_pages import html_report, html_table, write_report
 from analysis.statistics import bootstrap_median, bootstrap_speedup
 from analysis.tables import Column, Table
 from experiments.plotly_view import breakdown_figure, timeline_figure
+from experiments.timeline_ranks import Shown
 from kfac.timeline import KIND_COLORS, Span, Timeline
 from tests.analysis.records import timeline, write_record
 
@@ -190,7 +191,7 @@ def test_wide_ranges_are_logarithmic_and_long_lines_are_averaged():
 
 def test_bars_are_as_long_as_the_spans():
     spans = (Span(0, "compute", "FF", "f", 0, 0.25), Span(0, "communication", "GradComm", "m", 0.25, 1.0))
-    chart = parsed(timeline_chart(Timeline(spans), width=1128, until_s=2.0))
+    chart = parsed(timeline_chart(Timeline(spans), [Shown(0)], width=1128, until_s=2.0))
     bars = [(r.attrib["fill"], float(r.attrib["x"]), float(r.attrib["width"])) for r in chart.iter(f"{SVG}rect")]
     assert bars == [  # 1000 pixels between the margins of 120 and 8
         (KIND_COLORS["FF"], 120, 125),
@@ -203,7 +204,7 @@ def test_bars_are_as_long_as_the_spans():
 
 def test_many_small_spans_are_drawn_as_few_bars():
     spans = tuple(Span(0, "compute", "FF", "f", i * 1e-6, (i + 1) * 1e-6) for i in range(5000))
-    chart = parsed(timeline_chart(Timeline(spans), width=1000, until_s=5e-3))
+    chart = parsed(timeline_chart(Timeline(spans), [Shown(0)], width=1000, until_s=5e-3))
     bars = list(chart.iter(f"{SVG}rect"))
     assert len(bars) < 2000
     assert sum(float(bar.attrib["width"]) for bar in bars) >= 800
@@ -236,6 +237,13 @@ def test_plotly_figures_hold_every_span_and_are_valid():
         for s in of.spans
     }
     assert bars == expected
+    many = tuple(Span(r, "compute", "FF", "f", 0, 1 + 0.1 * (r % 20)) for r in range(40))
+    figure = timeline_figure({"measured": Timeline((*many, Span(0, "compute", "BP", "none", 2, 2)))}, "title")
+    names = set(figure["data"][0]["y"][0])
+    assert len(names) == 16
+    assert "rank 19 (busiest, of 2 alike)" in names
+    assert figure["layout"]["title"]["text"].startswith("title<br>16 of 40 ranks, those that differ most")
+    assert [bar["name"] for bar in figure["data"] if "name" in bar] == ["FF"]  # nothing of BP can be seen
     shares = breakdown_figure({"a": {"FF": 0.5, "BP": 0.25}})
     assert go.Figure(shares)
     assert [(bar["name"], bar["x"]) for bar in shares["data"]] == [("FF", [500.0]), ("BP", [250.0])]

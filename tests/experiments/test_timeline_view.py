@@ -10,7 +10,8 @@ import pytest
 from matplotlib.colors import to_rgba
 
 from experiments.timeline_view import draw_timeline, write_html, write_png
-from kfac.timeline import KIND_COLORS, Span, Timeline
+from kfac.timeline import KIND_COLORS, KINDS, Span, Timeline
+from tests.legibility import problems
 
 SPANS = (
     Span(0, "compute", "FF", "forward", 0.0, 0.002),
@@ -33,8 +34,9 @@ def test_bars_are_the_spans():
         (round(1e3 * s.start_s, 6), round(1e3 * s.end_s, 6), rows[s.rank, s.lane], to_rgba(KIND_COLORS[s.kind]))
         for s in SPANS
     }
-    labels = [text.get_text() for text in axes.get_yticklabels()]
-    assert labels == ["rank 0 (of 3 alike) compute", "communication", "rank 3 compute", "communication"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["rank 0\nof 3 alike", "rank 3"]
+    lanes = [text.get_text() for text in axes.get_yticklabels(minor=True)]
+    assert lanes == ["compute", "communication"] * 2
     assert axes.get_xlim() == (0, 10)
     legend = [text.get_text() for text in axes.figure.legends[0].get_texts()]
     assert legend == ["FF", "BP", "FactorComm", "InverseComp"]
@@ -50,7 +52,7 @@ def test_the_critical_path_is_underlined_where_it_is_known(tmp_path):
         for bars in draw_timeline(path).axes[0].collections
         if len(bars.get_facecolor()) and tuple(bars.get_facecolor()[0]) == to_rgba("black")
     ]
-    assert [bar for bars in black for bar in bars] == [(0, 2), (1, 6)]
+    assert sorted(bar for bars in black for bar in bars) == [(0, 2), (1, 6)]
     assert names(path)[-1] == "critical path" not in names(TIMELINE)
     write_html(path, tmp_path / "t.html")
     data = json.loads(re.search(r'id="data">(.*?)</script>', (tmp_path / "t.html").read_text())[1])
@@ -58,17 +60,43 @@ def test_the_critical_path_is_underlined_where_it_is_known(tmp_path):
 
 
 def test_a_long_title_takes_several_lines():
-    title = draw_timeline(TIMELINE, "long " * 40).axes[0].get_title(loc="left")
+    title = draw_timeline(TIMELINE, "long " * 40).get_suptitle()
     assert max(map(len, title.split("\n"))) <= 78
     assert title.count("\n") == 2
 
 
 def test_more_ranks_than_fit_are_said():
-    spans = tuple(Span(rank, "compute", "FF", "f", 0, 1) for rank in range(20))
-    assert "12 more ranks not shown" in draw_timeline(Timeline(spans), "x").axes[0].get_title(loc="left")
-    # Rank 0 stands for 3, rank 19 for 43: 64 in all, of which the first eight lanes show 10.
-    alike = Timeline(spans, {0: 3, 19: 43})
-    assert "(54 more ranks not shown)" in draw_timeline(alike, "x").axes[0].get_title(loc="left")
+    spans = tuple(Span(rank, "compute", "FF", "f", 0, 1 + 0.1 * rank) for rank in range(20))
+    # Rank 0 stands for 3, rank 19 for 43: 64 in all.
+    figure = draw_timeline(Timeline(spans, {0: 3, 19: 43}), "x")
+    assert figure.get_suptitle().startswith("x; 8 of 64 ranks, those that differ most; each stands for")
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert labels[0].startswith("rank 0\nleast busy\nfor ")
+    assert sum(int(label.split("for ")[1].split()[0]) if "for " in label else 1 for label in labels[:-1]) == 64 - 43
+    assert labels[-1] == "rank 19\nbusiest\nof 43 alike"
+
+
+def test_the_legend_names_what_can_be_seen():
+    """Not what only ranks do that are not shown, nor what takes no time; what is short is a pixel long."""
+    long = [Span(rank, "compute", "FF", "f", 0, 1 + 0.1 * rank) for rank in range(20)]
+    elsewhere = Span(10, "communication", "GradComm", "short", 0, 1e-9)
+    others = (Span(19, "compute", "BP", "short", 2.95, 2.95 + 1e-9), Span(19, "compute", "InverseComp", "none", 3, 3))
+    figure = draw_timeline(Timeline((*long, elsewhere, *others)), max_ranks=2)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FF", "BP"]
+    (bars,) = (b for b in figure.axes[0].collections if tuple(b.get_facecolor()[0]) == to_rgba(KIND_COLORS["BP"]))
+    (path,) = bars.get_paths()
+    assert path.get_extents().width == pytest.approx(1e3 * 2.95 / 1000, rel=0.02)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 64])
+def test_a_picture_is_legible(ranks):
+    of_rank = [
+        (Span(r, "compute", "FF", "f", 0, 1 + r % 20), Span(r, "communication", "FactorComm", "m", 3, 3.5 + r % 7))
+        for r in range(ranks)
+    ]
+    spans = (Span(0, "compute", kind, "x", 200 + k, 201 + k, k == 3) for k, kind in enumerate(KINDS))
+    timeline = Timeline((*(span for pair in of_rank for span in pair), *spans))
+    assert problems(draw_timeline(timeline, "resnet50-spdkfac+placement=optimized-w64: iteration 120, measured")) == []
 
 
 def test_png_is_the_same_every_time(tmp_path):
