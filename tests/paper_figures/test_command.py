@@ -1,4 +1,3 @@
-import csv
 import json
 import subprocess
 import sys
@@ -8,7 +7,6 @@ from types import SimpleNamespace
 import matplotlib.image
 import pytest
 
-from kfac.planning import ClusterProfile, LinearCost, PolynomialCost
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
 from kfac.schedules import make_plan
 from kfac.simulation import simulate
@@ -18,70 +16,7 @@ from paper_figures.bars import HATCHES, TAGS, draw
 from paper_figures.item import Provenance
 from paper_figures.style import paper_style
 from tests.analysis.records import write_record
-
-FILES = {
-    "models": (".md", ".tex", ".csv"),
-    "iteration_time": (".md", ".tex", ".csv"),
-    "measured_iteration_time": (".md", ".tex", ".csv"),
-    "ablation": (".md", ".tex", ".csv"),
-    "overlap": (".md", ".tex", ".csv"),
-    **dict.fromkeys(
-        (
-            "factor_sizes",
-            "motivation",
-            "communication_costs",
-            "inverse_costs",
-            "breakdown",
-            "pipelining",
-            "inverse_placement",
-            "convergence",
-        ),
-        (".pdf", ".png"),
-    ),
-    "measured_breakdown": (".pdf", ".png"),
-    "placement_bounds": (".pdf", ".png"),
-    "scaling": (".pdf", ".png"),
-}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    write_record(folder, "resnet20-dkfac-w2-s0-00000000", schedule="dkfac", times_s=(9.0, 0.4, 0.39, 0.41))
-    write_record(folder, "resnet20-mpdkfac-w2-s0-00000000", schedule="mpdkfac", times_s=(9.0, 0.3, 0.29, 0.31))
-    write_record(folder, "resnet20-spdkfac-w2-s0-00000000", schedule="spdkfac", times_s=(9.0, 0.2, 0.19, 0.21))
-    write_record(folder, "resnet20-spdkfac-w2-s1-00000000", seed=1, times_s=(9.0, 0.22, 0.21, 0.23))
-    write_record(folder, "resnet20-kfac-w1-s0-00000000", schedule="kfac", world_size=1)
-    write_record(folder, "resnet20-sgd-w2-s0-00000000", schedule="sgd", status="failed")
-    (write_record(folder, "damaged") / "run.json").write_text("{")
-    (folder / "profiles").mkdir()
-    line, points = LinearCost(1e-3, 1e-8), {"elements": [1000, 1000000], "seconds": [0.001, 0.011]}
-    ClusterProfile(
-        world_size=2,
-        all_reduce=line,
-        reduce=line,
-        broadcast=line,
-        inverse=PolynomialCost((1e-4, 1e-3)),
-        provenance={
-            "kind": "measured",
-            "all_reduce": points,
-            "broadcast": points,
-            "inverse": {"dims": [64, 512], "seconds": [2e-4, 6e-4]},
-        },
-    ).save(folder / "profiles" / "cluster_profile.json")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory, runs):
-    folder = tmp_path_factory.mktemp("out")
-    assert main(["--out", str(folder), "--runs", str(runs)]) == 0
-    return folder
-
-
-def rows(path):
-    with path.open() as file:
-        return list(csv.DictReader(file))
+from tests.paper_figures.conftest import FILES, rows
 
 
 def test_every_item_writes_its_files_with_provenance(out):
@@ -259,22 +194,6 @@ def test_pictures_open_at_the_width_of_a_page(out):
         data = (out / f"{name}.pdf").read_bytes()
         assert data.startswith(b"%PDF")
         assert b"CreationDate" not in data
-
-
-def test_a_second_time_gives_the_same_bytes(out, runs, tmp_path):
-    assert main(["--out", str(tmp_path), "--runs", str(runs)]) == 0
-    for path in out.iterdir():
-        assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
-
-
-def test_another_process_gives_the_same_bytes(out, runs, tmp_path):
-    names = ["models", "measured_iteration_time", "measured_breakdown"]
-    command = [sys.executable, "-m", "paper_figures", *names, "--out", str(tmp_path), "--runs", str(runs)]
-    subprocess.run(command, check=True, capture_output=True)
-    made = sorted(tmp_path.iterdir())
-    assert len(made) == 11
-    for path in made:
-        assert path.read_bytes() == (out / path.name).read_bytes(), path.name
 
 
 def test_the_table_is_printed_and_the_damaged_record_named(runs, tmp_path, capsys):

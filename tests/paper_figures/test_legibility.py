@@ -112,6 +112,66 @@ def test_measured_points_have_their_quartiles(name, title, sizes, runs, drawn, t
     assert numbers[f"measured/{kind}/{sizes[-1]:g}/q75"]["value"] == HIGH_S[-1]
 
 
+def drawn_numbers(figure):
+    """All that the figure shows: heights of bars, and where lines, error bars and bands are."""
+    found = [patch.get_height() for axes in figure.axes for patch in axes.patches]
+    for axes in figure.axes:
+        found += [y for line in axes.lines for y in line.get_ydata()]
+        for collection in axes.collections:
+            found += [y for path in collection.get_paths() for _, y in path.vertices]
+    return np.array(found, float)
+
+
+def not_drawn(figure, numbers):
+    """The paths of numbers that the figure does not show in seconds, milliseconds or percent."""
+    shown = drawn_numbers(figure)
+    return [
+        path
+        for path, number in numbers.items()
+        if number["value"] and not any(np.isclose(shown, s * number["value"], rtol=1e-9).any() for s in (1, 1e3, 1e2))
+    ]
+
+
+CURVES = ("communication_costs", "inverse_costs")
+"""What draws lines at other sizes than those that are written down."""
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name not in CURVES])
+def test_every_number_written_down_is_drawn(name, runs, drawn, tmp_path):
+    figure = drawn(name, runs)
+    numbers = json.loads((tmp_path / f"{name}.provenance.json").read_text())["numbers"]
+    extremes = ("/min", "/max") if name == "factor_sizes" else ()  # which are not in the histogram
+    if name == "factor_sizes":
+        means = [line.get_xdata()[0] for axes in figure.axes for line in axes.lines if len(line.get_xdata()) == 2]
+        assert {n["value"] for path, n in numbers.items() if path.endswith("/mean")} == set(means)
+        extremes = (*extremes, "/mean")
+    numbers = {path: n for path, n in numbers.items() if not path.endswith(extremes or ("//",))}
+    if name == "placement_bounds":  # nearer than a hundredth of a percent is drawn there
+        numbers = {path: {"value": max(1e-4, n["value"])} for path, n in numbers.items()}
+    assert len(numbers) > 10
+    assert not_drawn(figure, numbers) == []
+    first = next(path for path, n in numbers.items() if n["value"])
+    assert not_drawn(figure, {first: {"value": 1.001234567 * numbers[first]["value"]}}) == [first]
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_pass_through_the_numbers_written_down(name, runs, drawn, tmp_path):
+    figure = drawn(name, runs)
+    titles = {"all_reduce": "all-reduce", "inverse": "inverting"} if name == CURVES[0] else {"inverse": "inverting"}
+    other = "broadcast" if name == CURVES[0] else "inverting and broadcasting"
+    numbers = json.loads((tmp_path / f"{name}.provenance.json").read_text())["numbers"]
+    checked = 0
+    for path, number in numbers.items():
+        tag, kind, *label, size = path.split("/") + [""] * ("crossing" in path)
+        if tag != "measured" and label[:1] != [""] and label:
+            axes = axes_named(figure, titles.get(kind, other))
+            (line,) = (line for line in axes.lines if line.get_label() == label[0])
+            x, y = np.log(line.get_xydata().T)
+            assert np.exp(np.interp(np.log(float(size)), x, y)) == pytest.approx(1e3 * number["value"], rel=2e-3)
+            checked += 1
+    assert checked >= 18
+
+
 def test_profiles_without_quartiles_are_drawn_as_medians(tmp_path, drawn):
     write_profile(tmp_path / "old", quartiles=False)
     axes = axes_named(drawn("communication_costs", tmp_path / "old"), "broadcast")

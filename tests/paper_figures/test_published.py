@@ -6,6 +6,13 @@ from paper_figures import published
 
 TOLERANCE_S = 1.01e-4  # the bars are given to 1e-4 s; sums of rounded parts may differ by one of those
 
+OF_OTHER_RUNS = {
+    "resnet152": {("Naive", "FactorComm"): -0.008},
+    "densenet201": {("Naive", "FactorComp"): -0.007, ("Naive", "FactorComm"): 0.056},
+    "inceptionv4": {("SP w/ OTF", "FactorComp"): 0.026, ("SP w/ OTF", "FactorComm"): -0.025},
+}
+"""Where the pipelining figure differs from the breakdown figure, relatively: these bars are of other runs."""
+
 
 @pytest.fixture(params=published.model_keys())
 def key(request):
@@ -62,6 +69,33 @@ def test_inverse_and_pipelining_totals_are_sums(key):
     bars = data["pipelining"][key]
     for name, total_s in bars["total_s"].items():
         assert bars["FactorComp_s"] + bars["exposed_FactorComm_s"][name] == pytest.approx(total_s, abs=TOLERANCE_S)
+
+
+def test_figures_that_show_the_same_part_agree(key):
+    """The pipelining, inverse and breakdown figures show the same parts, most of them of the same runs."""
+    d, mpd, spd = (published.breakdown_s(key, algorithm) for algorithm in published.ALGORITHMS)
+    pipelining = published.pipelining_s(key, "Naive"), published.pipelining_s(key, "SP w/ OTF")
+    inverse = [published.inverse_s(key, placement) for placement in ("Non-Dist", "Seq-Dist", "LBP")]
+    differing = {}
+    for name, parts, whole in zip(
+        ("Naive", "SP w/ OTF", "Non-Dist", "Seq-Dist", "LBP"),
+        (*pipelining, *inverse),
+        (d, spd, d, mpd, spd),
+        strict=True,
+    ):
+        assert parts
+        for kind, number in parts.items():
+            if float(number) != pytest.approx(float(whole[kind]), abs=TOLERANCE_S):
+                differing[name, kind] = round(float(number) / float(whole[kind]) - 1, 3)
+    assert differing == OF_OTHER_RUNS.get(key, {})
+
+
+def test_whole_matrices_and_extreme_factors_follow_from_the_dimensions(key):
+    model, entry = published.model(key), published.load()["models"][key]
+    for side, dims in (("a", model.a_dims), ("g", model.g_dims)):
+        assert entry[f"{side}_elements_full"] == sum(d * d for d in dims)
+    each = [packed([d]) for d in model.a_dims + model.g_dims]
+    assert (entry["min_packed_elements"], entry["max_packed_elements"]) == (min(each), max(each))
 
 
 def test_motivation_totals_are_sums():
