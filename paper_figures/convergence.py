@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
@@ -36,6 +38,8 @@ LABELS = {
     "kfac-1": "K-FAC, every step",
     "kfac-10": "K-FAC, every 10",
 }
+LOG_FROM = 10.0
+"""The greatest value over the least, from which on the vertical axis is logarithmic."""
 MARKS = 4
 """On a curve, besides its ends."""
 
@@ -57,7 +61,8 @@ def curve(evaluations: list[Mapping[str, Any]]) -> list[tuple[int, float, float,
 def draw(workloads: Mapping[str, Any], seeds: int) -> Figure:
     """One panel per workload; call it inside :func:`~paper_figures.style.paper_style`."""
     figure = Figure(figsize=(PAGE_IN, 2.9), layout="constrained")
-    for axes, workload in zip(figure.subplots(1, len(workloads)), workloads.values(), strict=True):
+    panels = figure.subplots(1, len(workloads), squeeze=False)[0]
+    for axes, workload in zip(panels, workloads.values(), strict=True):
         for number, (contender, of_contender) in enumerate(workload["contenders"].items()):
             points = curve(of_contender["evaluations"])
             if not points:
@@ -72,6 +77,7 @@ def draw(workloads: Mapping[str, Any], seeds: int) -> Figure:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
+        _scale(axes)
         what, metric = workload["title"].rsplit(": ", 1)
         axes.set_title(textwrap.fill(what, 36), fontsize=7)
         axes.set_xlabel("steps")
@@ -80,10 +86,21 @@ def draw(workloads: Mapping[str, Any], seeds: int) -> Figure:
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
     note(
         figure,
-        f"Measured: median of {seeds} seeds, shaded from the least to the greatest. A curve ends where the first of "
-        "its seeds has met the target.",
+        f"Measured: median of {seeds} seeds, shaded from the least to the greatest. A curve ends where its first seed "
+        "meets the target, or with the budget.",
     )
     return figure
+
+
+def _scale(axes: Axes) -> None:
+    """A logarithmic axis where most of what there is to see is near the target."""
+    values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
+    if 0 < LOG_FROM * values.min() < values.max():
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        ticks = [t for t in (10.0**k * m for k in range(-3, 4) for m in (1, 2, 5)) if low <= t <= high]
+        axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+        axes.minorticks_off()
 
 
 def marked(steps: Sequence[int], offset: float) -> list[int]:

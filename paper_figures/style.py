@@ -19,6 +19,9 @@ COLUMN_IN = 3.4
 PAGE_IN = 7.0
 """Width of both columns in inches."""
 
+PNG_DPI = 300
+"""Dots per inch of pictures."""
+
 EDGE: dict[str, Any] = {"edgecolor": "#262626", "linewidth": 0.4}
 """The outline of everything filled: neighbours stay apart in grey print."""
 
@@ -62,11 +65,11 @@ def paper_style() -> Iterator[None]:
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write a figure as PDF and as PNG (300 dots per inch), without dates or version strings; returns the files.
+    """Write a figure as PDF and as PNG, without dates or version strings; returns the files.
 
     Call it inside :func:`paper_style`: fonts are embedded while writing.
     """
     pdf, png = stem.with_suffix(".pdf"), stem.with_suffix(".png")
     figure.savefig(pdf, metadata={"CreationDate": None, "Producer": None, "Creator": None})
-    figure.savefig(png, dpi=300, metadata={"Software": None})
+    figure.savefig(png, dpi=PNG_DPI, metadata={"Software": None})
     return [pdf, png]

@@ -22,11 +22,14 @@ from benchmarks.optimisation.comparison import (
 from benchmarks.optimisation.contenders import CONTENDERS
 from benchmarks.optimisation.trials import Job, Outcome
 from experiments.provenance import code_identity, environment_facts
+from paper_figures import convergence
+from paper_figures.style import PNG_DPI, paper_style
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 PICTURE = """![Metric against steps](images/optimisation.png)
 
-*The evaluations, three for each row; each line ends where it meets the target (dashed) or its budget.*"""
+*The evaluations of each row: median of three seeds, shaded from the least to the greatest. A line ends where the first
+of its seeds meets the target (dotted), or with the budget.*"""
 KFAC_ROWS = ("kfac-1", "kfac-10")
 
 
@@ -224,40 +227,12 @@ def write(comparisons: Sequence[Comparison], setting: Setting, folder: Path) -> 
     head, _, rest = text.partition(BEGIN)
     tail = rest.partition(END)[2]
     page.write_text(f"{head}{BEGIN}\n\n{tables(comparisons, setting)}\n\n{END}{tail}")
-    data.write_text(json.dumps(to_dict(comparisons, setting), indent=1) + "\n")
+    content = json.loads(json.dumps(to_dict(comparisons, setting)))
+    data.write_text(json.dumps(content, indent=1) + "\n")
     picture = folder / "images" / "optimisation.png"
     picture.parent.mkdir(exist_ok=True)
-    _draw(comparisons, picture)
-    return [page, data, picture]
-
-
-def _draw(comparisons: Sequence[Comparison], path: Path) -> None:
-    """The metric against steps of all evaluations; each line ends where it meets the target."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
-
-    from paper_figures.style import PAGE_IN, paper_style
-
     with paper_style():
-        figure = Figure(figsize=(PAGE_IN, 2.6), layout="constrained")
-        panels = figure.subplots(1, len(comparisons), squeeze=False)[0]
-        for axes, comparison in zip(panels, comparisons, strict=True):
-            for colour, search in enumerate(comparison.searches):
-                for seed, outcome in enumerate(search.evaluations):
-                    label = CONTENDERS[search.contender].title if seed == 0 else None
-                    steps, values = zip(*outcome.curve, strict=True) if outcome.curve else ((), ())
-                    axes.plot(steps, values, color=f"C{colour}", linewidth=0.7, label=label)
-            axes.axhline(comparison.target, color="#262626", linewidth=0.6, linestyle="--")
-            axes.set_xscale("log")
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_formatter(NullFormatter())
-            if not comparison.workload.higher:
-                axes.set_yscale("log")
-                axes.yaxis.set_major_formatter("{x:g}")
-                axes.yaxis.set_minor_formatter("{x:.2g}")
-            axes.set_title(comparison.workload.name)
-            axes.set_xlabel("steps")
-            axes.set_ylabel(comparison.workload.metric.replace("_", " "))
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=(len(labels) + 1) // 2)
-        figure.savefig(path, dpi=150, metadata={"Software": None})
+        convergence.draw(content["workloads"], len(EVALUATION_SEEDS)).savefig(
+            picture, dpi=PNG_DPI, metadata={"Software": None}
+        )
+    return [page, data, picture]

@@ -43,10 +43,13 @@ def differing(picture, other):
     return 1.0 if one.shape != two.shape else float((abs(one - two).max(axis=-1) > 0.1).mean())
 
 
-@pytest.mark.parametrize("name", ["breakdown", "scaling", "placement_bounds"])
-def test_pictures_in_the_docs_are_what_is_drawn(out, name):
+@pytest.mark.parametrize(
+    ("name", "item"),
+    [(name, name) for name in ("breakdown", "scaling", "placement_bounds")] + [("optimisation", "convergence")],
+)
+def test_pictures_in_the_docs_are_what_is_drawn(out, name, item):
     picture = ROOT / "docs" / "images" / f"{name}.png"
-    assert differing(picture, out / f"{name}.png") < 0.001, f"copy {name}.png of python -m paper_figures {name} there"
+    assert differing(picture, out / f"{item}.png") < 0.001, f"copy what python -m paper_figures {item} draws there"
 
 
 def test_a_changed_picture_is_noticed(out, tmp_path):
