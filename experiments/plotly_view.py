@@ -11,6 +11,8 @@ from kfac.timeline import KIND_COLORS, KINDS, OTHER, Timeline
 
 ROW_PX = 26
 MARGIN_PX = 150
+LINE_PX = 20
+"""Of the title, below its first."""
 MAX_RANKS = 16
 """Of a timeline; the page beside the figure has all that differ."""
 
@@ -24,7 +26,7 @@ def timeline_figure(timelines: Mapping[str, Timeline], title: str = "") -> dict[
         title: above it.
     """
     labels: dict[tuple[str, int], str] = {}
-    said = [title]
+    said: list[str] = []
     for name, timeline in timelines.items():
         shown = shown_ranks(timeline, MAX_RANKS)
         which = "" if len(timelines) == 1 else f", {name}"
@@ -43,11 +45,11 @@ def timeline_figure(timelines: Mapping[str, Timeline], title: str = "") -> dict[
     order = {"type": "bar", "orientation": "h", "y": _transposed(rows), "x": [0] * len(rows), "base": [0] * len(rows)}
     data.insert(0, {**order, "showlegend": False, "hoverinfo": "skip"})
     layout = {
-        "title": {"text": "<br>".join(filter(None, said))},
+        "title": _title(title, said),
         "barmode": "overlay",
         "xaxis": {"ticksuffix": " ms", "rangemode": "tozero"},  # a title would lie under the legend
         "yaxis": {"autorange": "reversed", "type": "multicategory"},
-        **_frame(len(rows)),
+        **_frame(len(rows), len(said)),
     }
     return {"data": data, "layout": layout}
 
@@ -97,11 +99,20 @@ def _bars(kind: str, bars: Sequence[tuple[str, str, float, float, str]]) -> dict
     }
 
 
-def _frame(rows: int) -> dict[str, Any]:
+def _title(title: str, said: Sequence[str]) -> dict[str, Any]:
+    """From the upper edge downwards, where the frame leaves room for every line."""
+    small = [f'<span style="font-size:12px">{line}</span>' for line in said]
+    place = {"yref": "container", "y": 1, "yanchor": "top", "pad": {"t": 20}}
+    return {"text": "<br>".join([title, *small]), **(place if said else {})}
+
+
+def _frame(rows: int, lines: int = 0) -> dict[str, Any]:
+    """Room for the rows, the legend below, and the title above with so many lines below it."""
     below = {"xref": "container", "x": 0.02, "yref": "container", "y": 0.02, "yanchor": "bottom"}
     legend = {"orientation": "h", "traceorder": "normal", **below}
-    margin = {"t": 60, "b": MARGIN_PX - 60, "l": 10, "r": 30}
-    return {"legend": legend, "margin": margin, "height": MARGIN_PX + ROW_PX * rows}
+    said_px = LINE_PX * lines
+    margin = {"t": 60 + said_px, "b": MARGIN_PX - 60, "l": 10, "r": 30}
+    return {"legend": legend, "margin": margin, "height": MARGIN_PX + said_px + ROW_PX * rows}
 
 
 def _transposed(rows: Sequence[tuple[str, str]]) -> list[list[str]]:

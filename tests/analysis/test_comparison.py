@@ -242,7 +242,9 @@ def test_plotly_figures_hold_every_span_and_are_valid():
     names = set(figure["data"][0]["y"][0])
     assert len(names) == 16
     assert "rank 19 (busiest, of 2 alike)" in names
-    assert figure["layout"]["title"]["text"].startswith("title<br>16 of 40 ranks, those that differ most")
+    assert "16 of 40 ranks, those that differ most" in figure["layout"]["title"]["text"]
+    few = timeline_figure({"measured": one}, "title")["layout"]
+    assert figure["layout"]["margin"]["t"] > few["margin"]["t"]  # room for that line
     assert [bar["name"] for bar in figure["data"] if "name" in bar] == ["FF"]  # nothing of BP can be seen
     shares = breakdown_figure({"a": {"FF": 0.5, "BP": 0.25}})
     assert go.Figure(shares)
