@@ -99,4 +99,5 @@ def explain_choice(kfac: KFAC, model: ModelProfile | None, cluster: ClusterProfi
     """Why ``auto`` has chosen the plan of ``kfac``, which was made with these profiles."""
     schedule: Any = suitable(kfac.schedule, kfac.config)
     model = model or estimate_model_profile("model", kfac.layer_sizes)
-    return choose(schedule, model, cluster or load_shipped_cluster(), kfac.plan.world_size)
+    cluster = cluster or load_shipped_cluster()
+    return choose(schedule, model, cluster, kfac.plan.world_size, intervals=kfac.config.intervals(0))

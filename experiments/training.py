@@ -156,7 +156,7 @@ class Training:
             if learner.preconditioner.plan.schedule.curvature:
                 logger.info("%s", learner.preconditioner.summary())
                 logger.info("%s", learner.preconditioner.plan)
-            if config.schedule.name == AUTO and self.replanner is None:
+            if config.schedule.name == AUTO and (self.replanner is None or self.record.read("choice.json") is None):
                 self._note_choice(explain_choice(learner.preconditioner, *profiles))
             for name, profile in zip(("model_profile.json", "cluster_profile.json"), profiles, strict=True):
                 if profile is not None:
@@ -169,16 +169,17 @@ class Training:
             return None
         if self.rank == 0:
             late = "" if after < self.iterations else f", which is beyond the {self.iterations} of the run"
-            then = "" if late else ": what is chosen, and why, is said when that is decided"
+            then = "" if late else ": what is chosen then, and why, is said when that is decided"
             logger.info("planning anew from the run's own times after %d iterations%s%s", after, late, then)
         turns = self.config.schedule.replan_turns
+        lasting = longest(turns) * learner.preconditioner.config.intervals(0).inverse
         return Replanner(
             learner.preconditioner,
             learner.recorder,
             after=after,
             iterations=self.config.profiling.iterations,
             repeats=self.config.profiling.repeats,
-            turns=turns if after + longest(turns) < self.iterations else 0,  # a short run would end undecided
+            turns=turns if after + lasting < self.iterations else 0,  # a short run would end undecided
             communicator=self.site.communicator,
             name=self.config.model.name,
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from kfac.planning.costs import inverse_dim
+from kfac.planning.intervals import EVERY_STEP, Intervals
 from kfac.planning.plan import Plan
 from kfac.planning.profiles import ClusterProfile, ModelProfile
 from kfac.planning.schedule_config import ScheduleConfig
@@ -88,7 +89,8 @@ class Choice:
         effects: what each switch saves that differs from the baseline's, the most first.
         considered: the switches and seconds of every plan that was simulated as a whole, the fastest first.
         in_parts: choices of messages, and of what follows them, that were simulated by themselves.
-        figures: where the seconds go.
+        figures: where the seconds of an iteration go in which all curvature work is due.
+        intervals: steps between updates; all other seconds are the mean over the steps.
     """
 
     plan: Plan
@@ -101,6 +103,7 @@ class Choice:
     considered: tuple[tuple[ScheduleConfig, float], ...]
     in_parts: int
     figures: Figures
+    intervals: Intervals = EVERY_STEP
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; of the Plan its fingerprint and switches."""
@@ -117,6 +120,7 @@ class Choice:
             "considered": [{"schedule": s.to_dict(), "iteration_s": seconds} for s, seconds in self.considered],
             "in_parts": self.in_parts,
             "figures": asdict(self.figures),
+            "intervals": asdict(self.intervals),
         }
 
     def __str__(self) -> str:
@@ -124,9 +128,12 @@ class Choice:
         own, base = self.plan.schedule, NAMED_SCHEDULES[self.baseline]
         switches = ", ".join(f"{key}={value}" for key, value in _differences(own, base)) or "nothing else"
         tried = f" of {len(self.considered)} plans simulated ({self.in_parts} more in parts)" if self.considered else ""
-        said = [f"{ms(self.iteration_s)} per iteration, the fastest{tried}: {self.baseline} with {switches}"]
+        every = self.intervals
+        mean = f" in the mean (statistics every {every.factor}, inverses every {every.inverse} steps)"
+        how = "" if every == EVERY_STEP else mean
+        said = [f"{ms(self.iteration_s)} per iteration{how}, the fastest{tried}: {self.baseline} with {switches}"]
         if not self.considered:
-            said = [f"{ms(self.iteration_s)} per iteration: {self.baseline} with {switches}"]
+            said = [f"{ms(self.iteration_s)} per iteration{how}: {self.baseline} with {switches}"]
         same = {n: s for n, s in self.named_s.items() if n not in OTHER_MATHEMATICS}
         listed = ", ".join(f"{name} {ms(s)} ({_percent(s, self.iteration_s)})" for name, s in _by_value(same))
         others = ", ".join(f"{name} {ms(s)}" for name, s in _by_value(self.named_s) if name in OTHER_MATHEMATICS)
@@ -152,12 +159,14 @@ def choose(
     world_size: int | None = None,
     *,
     others: Sequence[Plan] = (),
+    intervals: Intervals = EVERY_STEP,
 ) -> Choice:
     """What :func:`~kfac.schedules.make_plan` gives, and why; of a schedule other than ``auto``, how it compares.
 
     Args:
         schedule, model, cluster, world_size: as there.
         others: ready plans that ``auto`` considers as well, as that under which a run has been so far.
+        intervals: steps between updates of statistics and inverses; seconds are the mean over all steps.
 
     Raises:
         ValueError: as there.
@@ -166,14 +175,18 @@ def choose(
     fixed = fixed_switches(schedule)
     considered: tuple[Simulated, ...] = ()
     in_parts = 0
+
+    def simulated_s(plan: Plan) -> float:
+        return simulated_iteration_s(plan, model, cluster, intervals)
+
     if fixed is None:
         plan = make_plan(schedule, model, cluster)
-        iteration_s = simulated_iteration_s(plan, model, cluster)
+        iteration_s = simulated_s(plan)
     else:
-        considered, in_parts = search(fixed, model, cluster, others)
+        considered, in_parts = search(fixed, model, cluster, others, intervals)
         plan, iteration_s = considered[0]
     named_s = {
-        name: simulated_iteration_s(make_plan(name, model, cluster), model, cluster)
+        name: simulated_s(make_plan(name, model, cluster))
         for name in NAMED_SCHEDULES
         if name != ONE_PROCESS or cluster.world_size == 1
     }
@@ -185,15 +198,18 @@ def choose(
         iteration_s=iteration_s,
         named_s=named_s,
         baseline=baseline,
-        effects=_effects(plan, iteration_s, NAMED_SCHEDULES[baseline], model, cluster),
+        effects=_effects(
+            plan, iteration_s, NAMED_SCHEDULES[baseline], lambda s: simulated_s(make_plan(s, model, cluster))
+        ),
         considered=tuple((item.plan.schedule, item.iteration_s) for item in considered),
         in_parts=in_parts,
         figures=_figures(plan, simulate(plan, model, cluster), cluster),
+        intervals=intervals,
     )
 
 
 def _effects(
-    plan: Plan, iteration_s: float, base: ScheduleConfig, model: ModelProfile, cluster: ClusterProfile
+    plan: Plan, iteration_s: float, base: ScheduleConfig, simulated_s: Callable[[ScheduleConfig], float]
 ) -> tuple[SwitchEffect, ...]:
     found = []
     for key, value in _differences(plan.schedule, base):
@@ -204,7 +220,7 @@ def _effects(
         except ValueError:  # switches exclude each other
             pass
         else:
-            saves_s = simulated_iteration_s(make_plan(back, model, cluster), model, cluster) - iteration_s
+            saves_s = simulated_s(back) - iteration_s
         found.append(SwitchEffect(switch=key, chosen=value, instead_of=other, saves_s=saves_s))
     return tuple(sorted(found, key=lambda effect: -(effect.saves_s or 0.0)))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from kfac.curvature.damping import DAMPING_METHODS
 from kfac.curvature.scaling import SCALINGS
+from kfac.planning.intervals import Intervals
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "damping_method": DAMPING_METHODS,
@@ -213,6 +214,10 @@ class KFACConfig:
             if any(fnmatch.fnmatchcase(name, pattern) for name in names):
                 changes.update(values)
         return replace(self, overrides={}, **changes) if changes else self
+
+    def intervals(self, step: int) -> Intervals:
+        """The steps between updates, as they are at a step."""
+        return Intervals(self.at("factor_interval", step), self.at("inverse_interval", step))
 
     def at(self, name: str, step: int) -> Any:
         """The value of an option that may be a callable, at a step.

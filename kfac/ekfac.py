@@ -19,6 +19,7 @@ from kfac.curvature.inverses import kronecker_eigenvalues
 from kfac.factors import FactorState
 from kfac.layers import KFACLayer
 from kfac.recording import Recorder
+from kfac.streams import on_device
 
 CHUNK_ELEMENTS = 2**22
 """Elements of the samples' gradients that are made at a time."""
@@ -88,7 +89,7 @@ class EigenvalueCorrection:
         if not wanted:
             return
         sums = [self._sums.get(k, torch.zeros_like(self._before(k))) for k in wanted]
-        flags = sums[0].new_tensor([float(k in self._several) for k in wanted])
+        flags = on_device([float(k in self._several) for k in wanted], sums[0])
         flat = torch.cat([*(part.reshape(-1) for part in sums), flags])
         work = self._communicator.all_reduce(flat, "kfac_FactorComm")
         self._recorder.flight("FactorComm", "eigenvalues", work)

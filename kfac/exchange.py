@@ -13,7 +13,7 @@ from kfac.collection import StatisticsCollector
 from kfac.communication import Communicator
 from kfac.curvature.packing import pack
 from kfac.planning import Message, Plan
-from kfac.streams import used_here
+from kfac.streams import on_device, used_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class FactorExchange:
         zero = self._like.new_zeros(())
         local = [self._local.get(i, (0.0, zero)) for i in range(len(self._plan.factors))]
         traces = torch.stack([trace for _, trace in local])
-        return torch.cat([_row([count for count, _ in local], traces).to(traces), traces])
+        return torch.cat([_row([count for count, _ in local], traces), traces])
 
     def _keep(self) -> None:
         """Take the statistics that this rank uses alone; the others are dropped."""
@@ -112,6 +112,7 @@ class FactorExchange:
             if total is not None:
                 self._kept[i] = total.new_empty(spec.elements)
                 pack(total, self._kept[i])
+                used_here(total)
 
     @property
     def nothing(self) -> Tensor:
@@ -186,5 +187,5 @@ class FactorExchange:
 def _row(counts: Sequence[float | Tensor], like: Tensor) -> Tensor:
     """Numbers, of which some may still be under way on the device, as one tensor."""
     if not any(isinstance(count, Tensor) for count in counts):
-        return torch.tensor(counts)
-    return torch.stack([torch.as_tensor(count, dtype=like.dtype, device=like.device) for count in counts])
+        return on_device(counts, like)
+    return torch.stack([count.to(like) if isinstance(count, Tensor) else like.new_full((), count) for count in counts])

@@ -90,6 +90,9 @@ class Execution:
         by_name = {layer.name: layer for layer in layers} if plan.schedule.curvature else {}
         self.layers = [by_name[name] for name in plan.layers if name in by_name]
         self.factors = [factors[f.layer, f.side] for f in plan.factors]
+        if plan.schedule.message_dtype != "full" and not self._alone:
+            for factor in self.factors:
+                factor.noise = torch.finfo(torch.bfloat16).eps
         if self.layers:
             if config.inverse_method == "ekfac":
                 self._correction = EigenvalueCorrection(self.layers, self.factors, communicator, recorder)
@@ -207,9 +210,9 @@ class Execution:
         interval = self._config.at("inverse_interval", step)
         damping = self._damping(step, strength, arrivals)
         ranks = self._plan, self._communicator, self._recorder
-        self._inversions = Inversions(
-            self.layers, self.factors, damping, interval, *ranks, streams=self._inversion_streams
-        )
+        # Several at a time would hold back the first inverse until the sums of the others are there.
+        streams = self._inversion_streams if arrivals is None else None
+        self._inversions = Inversions(self.layers, self.factors, damping, interval, *ranks, streams=streams)
         self._inversions.start()
 
     def _damping(self, step: int, strength: float, arrivals: Arrivals | None) -> Callable[[int], float]:

@@ -29,6 +29,7 @@ class FactorState:
         vectors, values: eigenvectors ``[blocks, dim, dim]`` and eigenvalues ``[blocks, dim]``, or None.
         corrected: on a layer's G: EKFAC's eigenvalues of the layer's curvature ``[groups, rows, columns]``, or None.
         solved_elsewhere: only another rank has what was made of it.
+        noise: how coarsely statistics are rounded on their way, relative to their entries; 0: not at all.
     """
 
     def __init__(self, shape: Blocks, packed: bool = True, like: Tensor | None = None) -> None:
@@ -44,6 +45,7 @@ class FactorState:
         self.values: Tensor | None = None
         self.corrected: Tensor | None = None
         self.solved_elsewhere = False
+        self.noise = 0.0
 
     @property
     def elements(self) -> int:

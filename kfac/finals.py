@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from kfac.communication import Communicator
 from kfac.planning import Plan
+from kfac.planning.intervals import ALL_DUE, EVERY_STEP, Due, Intervals
 
 TURNS, COUNTED = 2, 2
 """Turns of each plan, and iterations that count in each: not the first one after a change, which is not pipelined."""
@@ -31,15 +32,24 @@ class Finals:
 
     Args:
         plans: by name; the first one wins where none is quicker.
-        turns, counted: of each plan, and iterations that count in each.
+        turns, counted: of each plan, and iterations with inversions that count in each.
+        intervals: how often curvature work is due.
     """
 
-    def __init__(self, plans: Mapping[str, Plan], *, turns: int = TURNS, counted: int = COUNTED) -> None:
+    def __init__(
+        self,
+        plans: Mapping[str, Plan],
+        *,
+        turns: int = TURNS,
+        counted: int = COUNTED,
+        intervals: Intervals = EVERY_STEP,
+    ) -> None:
         self.plans = dict(plans)
+        self._shares = intervals.shares
         self._order = list(plans) * turns
         self._counted = counted
         self._turn, self._seen = 0, 0
-        self._seconds: dict[str, list[float]] = defaultdict(list)
+        self._seconds: dict[tuple[str, Due], list[float]] = defaultdict(list)
 
     @property
     def over(self) -> bool:
@@ -51,19 +61,31 @@ class Finals:
         """Whose turn it is."""
         return self.plans[self._order[self._turn]]
 
-    def note(self, seconds: float) -> bool:
-        """An iteration with all curvature work has ended; whether its plan's turn has, too."""
-        self._seen += 1
-        if self._seen > 1:
-            self._seconds[self._order[self._turn]].append(seconds)
-        if self._seen <= self._counted:
+    def note(self, seconds: float, due: Due = ALL_DUE) -> bool:
+        """An iteration has ended in which this was due; whether its plan's turn has, too.
+
+        The first with inversions does not count, nor do those before it.
+        """
+        if self._seen:
+            self._seconds[self._order[self._turn], due].append(seconds)
+        self._seen += due.inverses
+        if not due.inverses or self._seen <= self._counted:
             return False
         self._turn, self._seen = self._turn + 1, 0
         return True
 
     def seconds(self, communicator: Communicator) -> dict[str, float]:
-        """By name what a plan's quickest iteration has taken on the slowest rank, quickest first; collective."""
-        return combined(communicator.all_gather_object({name: self._seconds[name] for name in self.plans}))
+        """By name what a plan's quickest iterations have taken on the slowest rank, quickest first; collective.
+
+        Where curvature work is not due in every step, the mean over the steps.
+        """
+        found: dict[str, float] = dict.fromkeys(self.plans, 0.0)
+        for due, share in self._shares.items():
+            mine = {name: self._seconds[name, due] for name in self.plans}
+            if all(mine.values()):
+                for name, seconds in combined(communicator.all_gather_object(mine)).items():
+                    found[name] += share * seconds
+        return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
 def combined(of_ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:

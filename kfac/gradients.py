@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kfac.layers import GradientAccess
-from kfac.streams import used_here
+from kfac.streams import on_device, used_here
 
 
 class GradientsRead(GradientAccess):
@@ -108,8 +108,7 @@ class GradientAverager:
         for parameter in parameters:
             if parameter.grad is not None:
                 used_here(parameter.grad)
-        flags = torch.tensor([float(p.grad is not None) for p in parameters], dtype=dtype, device=flat[0].device)
-        buffer = torch.cat([*flat, flags])
+        buffer = torch.cat([*flat, on_device([float(p.grad is not None) for p in parameters], flat[0])])
         if self._watching:
             self._local_sums.append(buffer.sum())
         return buffer

@@ -11,6 +11,7 @@ from kfac.communication import Communicator, Work
 from kfac.inversion import Inversions, refuse_failed
 from kfac.planning import Plan
 from kfac.recording import Recorder
+from kfac.streams import on_device
 
 
 class OwnedGradients:
@@ -81,7 +82,7 @@ class OwnedGradients:
             piece.copy_(solve(k, found[k]))
         if self._inversions:
             bad = [float(i in self._inversions.failed) for k in group for i in (2 * k, 2 * k + 1)]
-            buffer[-len(bad) :] = buffer.new_tensor(bad)
+            buffer[-len(bad) :] = on_device(bad, buffer)
 
     def receive(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Of every layer its number, its gradient and the preconditioned one, the same bits on every rank.

@@ -13,6 +13,7 @@ from kfac.choice import Choice, choose
 from kfac.communication import Communicator, get_communicator
 from kfac.finals import ALONE, TURNS, Finals
 from kfac.planning import ModelProfile, Plan
+from kfac.planning.intervals import Due
 from kfac.planning.shipped_profiles import load_shipped_cluster
 from kfac.recording import Recorder
 from kfac.run_profile import RunProfile, measure_run
@@ -190,16 +191,14 @@ class Replanner:
     @property
     def measuring(self) -> bool:
         """Whether the next iteration should be recorded; the same on every rank."""
-        steps = self._kfac.steps
-        collecting = steps % self._kfac.config.at("factor_interval", steps) == 0
-        return not self.done and self._seen >= WARM_UP and bool(collecting)
+        counts = self._finals is not None or self._due(self._kfac.steps).statistics
+        return not self.done and self._seen >= WARM_UP and counts
 
     def note(self, timeline: Timeline | None) -> None:
         """An iteration has ended, with this timeline if it was to be measured."""
         self._seen += 1
         if timeline is not None and self._finals:
-            if (self._kfac.steps - 1) % self._inverse_interval == 0:
-                self._turn_ended = self._finals.note(timeline.iteration_s)
+            self._turn_ended = self._finals.note(timeline.iteration_s, self._due(self._kfac.steps - 1))
         elif timeline is not None:
             kept = max(self._iterations, ALONE) if self._overlapped else self._iterations
             self._timelines = [*self._timelines, timeline][-kept:]
@@ -301,7 +300,7 @@ class Replanner:
         finalists = self._finalists(choice, profile)
         require_agreement(self._communicator, {name: plan.fingerprint for name, plan in finalists.items()})
         if len(finalists) > 1:
-            self._finals = Finals(finalists, turns=self._turns)
+            self._finals = Finals(finalists, turns=self._turns, intervals=kfac.config.intervals(kfac.steps))
         self.result = Replanning(
             step=kfac.steps,
             choice=choice,
@@ -339,7 +338,10 @@ class Replanner:
 
     @property
     def _inverse_interval(self) -> int:
-        return int(self._kfac.config.at("inverse_interval", self._kfac.steps))
+        return self._kfac.config.intervals(self._kfac.steps).inverse
+
+    def _due(self, step: int) -> Due:
+        return self._kfac.config.intervals(step).at(step)
 
     def _choose(self, profile: RunProfile) -> Choice:
         schedule = suitable(self._kfac.schedule, self._kfac.config)
@@ -349,7 +351,9 @@ class Replanner:
         fits = has_switches(before.schedule, usual) and in_order(before, profile.model)
         if isinstance(schedule, Plan):
             schedule = schedule.schedule
-        return choose(schedule, profile.model, profile.cluster, others=[before] if fits else [])
+        intervals = self._kfac.config.intervals(self._kfac.steps)
+        others = [before] if fits else []
+        return choose(schedule, profile.model, profile.cluster, others=others, intervals=intervals)
 
     def state_dict(self) -> dict[str, Any]:
         """What a continued run must know."""

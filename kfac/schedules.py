@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from kfac.planning.arrivals import plan_arrivals
+from kfac.planning.intervals import EVERY_STEP, Intervals
 from kfac.planning.messages import plan_messages
 from kfac.planning.ownership import Ownership, plan_ownership
 from kfac.planning.plan import FactorSpec, Plan, factors_of
@@ -64,7 +65,14 @@ def resolve_schedule(schedule: Schedule) -> ScheduleConfig:
     return ScheduleConfig.from_dict({**base.to_dict(), **switches})
 
 
-def make_plan(schedule: Schedule, model: ModelProfile, cluster: ClusterProfile, world_size: int | None = None) -> Plan:
+def make_plan(
+    schedule: Schedule,
+    model: ModelProfile,
+    cluster: ClusterProfile,
+    world_size: int | None = None,
+    *,
+    intervals: Intervals = EVERY_STEP,
+) -> Plan:
     """The Plan of a schedule for a model on a cluster; the same arguments give the same Plan everywhere.
 
     Args:
@@ -73,6 +81,7 @@ def make_plan(schedule: Schedule, model: ModelProfile, cluster: ClusterProfile, 
         model: dimensions and seconds of the layers.
         cluster: cost models.
         world_size: number of ranks; the cluster profile's where None.
+        intervals: for ``auto``, steps between updates of statistics and inverses.
 
     Raises:
         ValueError: for an unknown schedule, or for ``kfac`` on more than one process.
@@ -80,7 +89,7 @@ def make_plan(schedule: Schedule, model: ModelProfile, cluster: ClusterProfile, 
     cluster = cluster.at(cluster.world_size if world_size is None else world_size)
     fixed = fixed_switches(schedule)
     if fixed is not None:
-        return search(fixed, model, cluster).plan
+        return search(fixed, model, cluster, intervals=intervals).plan
     name = None if isinstance(schedule, ScheduleConfig) else _split(schedule)[0]
     if name == ONE_PROCESS and cluster.world_size > 1:
         raise ValueError(
@@ -169,7 +178,11 @@ class Search(NamedTuple):
 
 
 def search(
-    fixed: Mapping[str, Any], model: ModelProfile, cluster: ClusterProfile, others: Sequence[Plan] = ()
+    fixed: Mapping[str, Any],
+    model: ModelProfile,
+    cluster: ClusterProfile,
+    others: Sequence[Plan] = (),
+    intervals: Intervals = EVERY_STEP,
 ) -> Search:
     """The fastest plan over the switches that do not change the mathematics.
 
@@ -184,6 +197,7 @@ def search(
         fixed: switches that are given; the others are free.
         model, cluster: what to plan from.
         others: further plans for this model that have the fixed switches.
+        intervals: steps between updates of statistics and inverses: the plan is the fastest in the mean over all steps.
 
     Raises:
         ValueError: for an unknown switch or value.
@@ -203,8 +217,11 @@ def search(
             with suppress(ValueError):  # switches that exclude each other
                 yield ScheduleConfig.from_dict(chosen)
 
+    def simulated_s(plan: Plan) -> float:
+        return simulated_iteration_s(plan, model, cluster, intervals)
+
     def message_time_s(schedule: ScheduleConfig) -> float:
-        return simulated_iteration_s(_plan(replace(schedule, **everywhere), model, cluster), model, cluster)
+        return simulated_s(_plan(replace(schedule, **everywhere), model, cluster))
 
     plain = _plan(replace(base, fusion="none", **everywhere), model, cluster)
     owners = {schedule: plan_ownership(schedule, model, factors, cluster) for schedule in variants(base, _OWNERS)}
@@ -213,7 +230,7 @@ def search(
     def second_order_s(ownership: Ownership, inverse_broadcast: str) -> float:
         switches = replace(plain.schedule, inverse_broadcast=inverse_broadcast)
         plan = replace(plain, schedule=switches, **ownership._asdict())
-        return simulated_second_order_s(plan, model, cluster)
+        return simulated_second_order_s(plan, model, cluster, intervals)
 
     def switched(schedule: ScheduleConfig, messages: ScheduleConfig, collective: str) -> ScheduleConfig:
         chosen = {key: getattr(messages, key) for key in _MESSAGES}
@@ -244,8 +261,8 @@ def search(
     plans = [_plan(schedule, model, cluster, ownership) for schedule, ownership in candidates]
     named = [schedule for name, schedule in NAMED_SCHEDULES.items() if name not in (ONE_PROCESS, *OTHER_MATHEMATICS)]
     plans += [_plan(schedule, model, cluster) for schedule in named if has_switches(schedule, fixed)]
-    simulated = [Simulated(plan, simulated_iteration_s(plan, model, cluster)) for plan in (*plans, *others)]
-    _improve(simulated, variants, model, cluster)
+    simulated = [Simulated(plan, simulated_s(plan)) for plan in (*plans, *others)]
+    _improve(simulated, variants, lambda schedule: _plan(schedule, model, cluster), simulated_s)
     simulated.sort(key=lambda item: item.iteration_s)
     return Search(tuple(simulated), len(owners) + sum(1 for _ in variants(base, _MESSAGES)))
 
@@ -253,8 +270,8 @@ def search(
 def _improve(
     simulated: list[Simulated],
     variants: Callable[[ScheduleConfig, Mapping[str, Sequence[Any]]], Iterator[ScheduleConfig]],
-    model: ModelProfile,
-    cluster: ClusterProfile,
+    plan_of: Callable[[ScheduleConfig], Plan],
+    simulated_s: Callable[[Plan], float],
 ) -> None:
     """Add what differs in one switch from the fastest, until none of it is faster."""
     tried = {item.plan.schedule for item in simulated}
@@ -263,8 +280,7 @@ def _improve(
         near = [v for key, values in _SWITCHES.items() for v in variants(best.plan.schedule, {key: values})]
         fresh = [schedule for schedule in dict.fromkeys(near) if schedule not in tried]
         tried.update(fresh)
-        plans = [_plan(schedule, model, cluster) for schedule in fresh]
-        found = [Simulated(plan, simulated_iteration_s(plan, model, cluster)) for plan in plans]
+        found = [Simulated(plan, simulated_s(plan)) for plan in map(plan_of, fresh)]
         simulated += found
         if not any(item.iteration_s < best.iteration_s for item in found):
             return

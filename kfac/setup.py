@@ -130,7 +130,7 @@ def common_plan(
     plan: Plan | Exception | None = None
     if communicator.rank == 0:
         try:
-            plan = _plan(suitable(schedule, config), sizes, communicator.world_size, model, cluster)
+            plan = _plan(suitable(schedule, config), sizes, communicator.world_size, model, cluster, config)
             check_plan(plan, sizes, communicator.world_size, config)
         except Exception as error:  # every rank raises it, so that none waits for rank 0
             plan = error
@@ -142,12 +142,17 @@ def common_plan(
 
 
 def _plan(
-    schedule: Schedule, sizes: LayerSizes, world_size: int, model: ModelProfile | None, cluster: ClusterProfile | None
+    schedule: Schedule,
+    sizes: LayerSizes,
+    world_size: int,
+    model: ModelProfile | None,
+    cluster: ClusterProfile | None,
+    config: KFACConfig,
 ) -> Plan:
     if isinstance(schedule, Plan):
         return schedule
     model = model or estimate_model_profile("model", sizes)
-    return make_plan(schedule, model, cluster or load_shipped_cluster(), world_size)
+    return make_plan(schedule, model, cluster or load_shipped_cluster(), world_size, intervals=config.intervals(0))
 
 
 def suitable(schedule: Schedule, config: KFACConfig) -> Schedule:

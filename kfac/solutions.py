@@ -56,9 +56,9 @@ class _Inverse:
 
     def begin(self, factor: FactorState, damping: float) -> Begun:
         if self._eigen:
-            parts = eigendecomposition(factor.matrix(), damping)
+            parts = eigendecomposition(factor.matrix(), damping, noise=factor.noise)
             return _single(lambda: None if parts is None else inverse_from_eigen(*parts, damping))
-        return _single(begin_inverse(factor.upper_average(), damping, factor.weight))
+        return _single(begin_inverse(factor.upper_average(), damping, factor.weight, factor.noise))
 
     def flatten(self, parts: Parts, out: Tensor) -> None:
         pack(parts[0], out)
@@ -77,7 +77,7 @@ class _Cholesky(_Inverse):
         super().__init__(eigen=False)
 
     def begin(self, factor: FactorState, damping: float) -> Begun:
-        return _single(begin_cholesky(factor.upper_average(), damping, factor.weight))
+        return _single(begin_cholesky(factor.upper_average(), damping, factor.weight, factor.noise))
 
     def store(self, factor: FactorState, parts: Parts) -> None:
         factor.solution = None, parts[0], None, None, factor.corrected, False
@@ -90,7 +90,7 @@ class _Decomposition:
         return factor.shape.count * factor.shape.dim * (factor.shape.dim + 1)
 
     def begin(self, factor: FactorState, damping: float) -> Begun:
-        parts = eigendecomposition(factor.matrix(), damping)
+        parts = eigendecomposition(factor.matrix(), damping, noise=factor.noise)
         return lambda: parts
 
     def flatten(self, parts: Parts, out: Tensor) -> None:

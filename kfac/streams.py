@@ -6,11 +6,17 @@ is dropped, although another stream still reads it. :func:`used_here` keeps it f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+
+@functools.cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 class SideStream:
@@ -18,10 +24,11 @@ class SideStream:
 
     Args:
         device: whose work this is.
+        number: which of the device's side streams; of equal numbers it is the same one, as streams are few.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    def __init__(self, device: torch.device, number: int = 0) -> None:
+        self._stream = _stream(device, number) if device.type == "cuda" else None
 
     @contextmanager
     def work(self) -> Iterator[None]:
@@ -38,12 +45,14 @@ class SideStream:
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
-        """What is issued or waited for within comes behind what this stream was given before, and nothing else."""
+        """More work behind what this stream was given before; afterwards the current stream waits for all of it."""
         if self._stream is None:
             yield
             return
+        here = torch.cuda.current_stream(self._stream.device)
         with torch.cuda.stream(self._stream):
             yield
+        here.wait_stream(self._stream)
 
 
 class SideStreams:
@@ -55,7 +64,7 @@ class SideStreams:
     """
 
     def __init__(self, device: torch.device, count: int) -> None:
-        self._streams = [SideStream(device) for _ in range(count if device.type == "cuda" else 1)]
+        self._streams = [SideStream(device, 1 + k) for k in range(count if device.type == "cuda" else 1)]
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -69,3 +78,12 @@ def used_here(tensor: Tensor) -> None:
     """The current stream uses a tensor that another one has made: its memory stays until that is done."""
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def on_device(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """Numbers of the host as a tensor of the dtype of ``like``, on its device.
+
+    They pass through pinned memory: a copy from other memory would hold the host up until the stream has come to it.
+    """
+    row = torch.tensor(numbers, dtype=like.dtype, pin_memory=like.is_cuda)
+    return row.to(like.device, non_blocking=True)

@@ -33,19 +33,20 @@ def keeps_cholesky(dim: int, interval: int, device: torch.device) -> bool:
     return dim >= (SHORT_SOLVE_DIM if interval < LONG_INTERVAL else SOLVE_DIM[device.type])
 
 
-def damped_inverse(factor: Tensor, damping: float, weight: float = 1.0) -> Tensor | None:
+def damped_inverse(factor: Tensor, damping: float, weight: float = 1.0, noise: float = 0.0) -> Tensor | None:
     """``(factor / weight + damping I)^-1`` of symmetric blocks ``factor [blocks, d, d]`` by Cholesky.
 
     The factor is left as it is, and only its upper triangles are read. What fails in float32 is tried again in float64;
     where the damping is lost in the rounding of the factor itself, eigenvalues below that rounding are raised to it.
+    ``noise``: as for :func:`eigendecomposition`.
 
     Returns:
         the symmetric inverse, or None where it is not finite, or indefinite by more than rounding and damping.
     """
-    return begin_inverse(factor, damping, weight)()
+    return begin_inverse(factor, damping, weight, noise)()
 
 
-def begin_inverse(factor: Tensor, damping: float, weight: float = 1.0) -> Begun:
+def begin_inverse(factor: Tensor, damping: float, weight: float = 1.0, noise: float = 0.0) -> Begun:
     """Issue :func:`damped_inverse` without waiting for the device; the factor must stay until the result is there."""
     upper, good = _cholesky(factor, damping, weight)
     inverse = _inverse_of(upper, good)
@@ -58,22 +59,22 @@ def begin_inverse(factor: Tensor, damping: float, weight: float = 1.0) -> Begun:
             upper, well = _cholesky(factor.double(), damping, weight)
             again = _inverse_of(upper, well) if bool(well) else None
         if again is None:
-            parts = _above_rounding(factor, weight)
+            parts = _above_rounding(factor, weight, noise)
             again = None if parts is None else inverse_from_eigen(*parts, damping)
         return None if again is None else again.to(factor.dtype)
 
     return result
 
 
-def damped_cholesky(factor: Tensor, damping: float, weight: float = 1.0) -> Tensor | None:
+def damped_cholesky(factor: Tensor, damping: float, weight: float = 1.0, noise: float = 0.0) -> Tensor | None:
     """The U with ``U^T U = factor / weight + damping I`` of symmetric blocks ``factor [blocks, d, d]``.
 
     U is upper triangular: what is below the diagonal may be anything. Otherwise as :func:`damped_inverse`.
     """
-    return begin_cholesky(factor, damping, weight)()
+    return begin_cholesky(factor, damping, weight, noise)()
 
 
-def begin_cholesky(factor: Tensor, damping: float, weight: float = 1.0) -> Begun:
+def begin_cholesky(factor: Tensor, damping: float, weight: float = 1.0, noise: float = 0.0) -> Begun:
     """Issue :func:`damped_cholesky`, as :func:`begin_inverse` does its work."""
     upper, good = _cholesky(factor, damping, weight)
 
@@ -83,7 +84,7 @@ def begin_cholesky(factor: Tensor, damping: float, weight: float = 1.0) -> Begun
         again, well = upper, good
         if factor.dtype != torch.float64:
             again, well = _cholesky(factor.double(), damping, weight)
-        if not bool(well) and (parts := _above_rounding(factor, weight)) is not None:
+        if not bool(well) and (parts := _above_rounding(factor, weight, noise)) is not None:
             again, well = _cholesky((parts[0] * parts[1].unsqueeze(-2)) @ parts[0].mT, damping)
         return again.to(factor.dtype) if bool(well) else None
 
@@ -134,14 +135,14 @@ def _blocked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return matrix, good
 
 
-def _above_rounding(factor: Tensor, weight: float) -> tuple[Tensor, Tensor] | None:
+def _above_rounding(factor: Tensor, weight: float, noise: float) -> tuple[Tensor, Tensor] | None:
     """As :func:`eigendecomposition` of ``factor / weight``, in float64, with the rounding of the factor's own dtype."""
     upper = factor.triu().double() / weight
-    return eigendecomposition(upper + upper.triu(1).mT, rounding=torch.finfo(factor.dtype).eps)
+    return eigendecomposition(upper + upper.triu(1).mT, rounding=torch.finfo(factor.dtype).eps, noise=noise)
 
 
 def eigendecomposition(
-    factor: Tensor, damping: float = 0.0, rounding: float | None = None
+    factor: Tensor, damping: float = 0.0, rounding: float | None = None, noise: float = 0.0
 ) -> tuple[Tensor, Tensor] | None:
     """Eigenvectors ``[blocks, d, d]`` (columns) and eigenvalues ``[blocks, d]`` of symmetric blocks.
 
@@ -152,6 +153,8 @@ def eigendecomposition(
         factor: ``[blocks, d, d]``.
         damping: that will be added to the eigenvalues.
         rounding: relative to the largest eigenvalue; None: of the factor's dtype.
+        noise: relative to the largest entries, how much coarser the factor has been rounded on its way: so far below
+            zero eigenvalues may lie, too.
 
     Returns:
         None where it does not converge even in float64, is not finite, or has an eigenvalue so far below zero that
@@ -162,7 +165,8 @@ def eigendecomposition(
         return None
     vectors, values = parts
     floor = (torch.finfo(factor.dtype).eps if rounding is None else rounding) * values.amax(-1, keepdim=True)
-    if bool(((values < -10 * factor.shape[-1] * floor) & (values <= -damping)).any()):
+    allowed = factor.shape[-1] * torch.maximum(10 * floor, noise * values.amax(-1, keepdim=True))
+    if bool(((values < -allowed) & (values <= -damping)).any()):
         return None
     return vectors, torch.maximum(values, floor)
 

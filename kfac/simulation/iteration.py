@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kfac.planning.costs import checked_cost, inverse_dim
+from kfac.planning.intervals import ALL_DUE, EVERY_STEP, Due, Intervals
 from kfac.planning.plan import Plan
 from kfac.planning.profiles import ClusterProfile, ModelProfile, interference_of
 from kfac.simulation.contention import run_slowed
@@ -51,22 +52,38 @@ def simulate(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> Timeli
     return Timeline(tuple(spans), graph.lanes, _iteration_s(times, model), "simulated")
 
 
-def simulated_iteration_s(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> float:
-    """:attr:`Timeline.iteration_s` of :func:`simulate`, without making a timeline: quicker where lanes are many."""
-    return _iteration_s(_run(plan, model, cluster)[1], model)
+def simulated_iteration_s(
+    plan: Plan, model: ModelProfile, cluster: ClusterProfile, intervals: Intervals = EVERY_STEP
+) -> float:
+    """:attr:`Timeline.iteration_s` of :func:`simulate`, without making a timeline: quicker where lanes are many.
+
+    Where curvature work is not due in every step, the mean over the steps.
+    """
+    return sum(
+        share * _iteration_s(_run(plan, model, cluster, due)[1], model) for due, share in intervals.shares.items()
+    )
 
 
-def simulated_second_order_s(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> float:
-    """Seconds from the arrival of all messages until every rank has every preconditioned gradient."""
-    graph = _Graph(plan, model, cluster.at(plan.world_size), coarse=True)
-    graph.add_second_order(graph.add_step(()))
-    return max((end for _, end in graph.run()), default=0.0)
+def simulated_second_order_s(
+    plan: Plan, model: ModelProfile, cluster: ClusterProfile, intervals: Intervals = EVERY_STEP
+) -> float:
+    """Seconds from the arrival of all messages until every rank has every preconditioned gradient; the mean."""
+    inverting = 1 / intervals.inverse
+    total_s = 0.0
+    for due, share in ((ALL_DUE, inverting), (Due(True, False), 1 - inverting)):
+        if share:
+            graph = _Graph(plan, model, cluster.at(plan.world_size), coarse=True, due=due)
+            graph.add_second_order(graph.add_step(()))
+            total_s += share * max((end for _, end in graph.run()), default=0.0)
+    return total_s
 
 
-def _run(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> tuple[_Graph, list[tuple[float, float]]]:
+def _run(
+    plan: Plan, model: ModelProfile, cluster: ClusterProfile, due: Due = ALL_DUE
+) -> tuple[_Graph, list[tuple[float, float]]]:
     """The task graph, and start and end of every task."""
     plan.check_model(model)
-    graph = _Graph(plan, model, cluster.at(plan.world_size))
+    graph = _Graph(plan, model, cluster.at(plan.world_size), due=due)
     graph.build()
     return graph, graph.run()
 
@@ -113,6 +130,7 @@ class _Graph:
     cluster: ClusterProfile
     coarse: bool = False
     """Whether what a rank does in a row may be one task."""
+    due: Due = ALL_DUE
     tasks: list[Task] = field(default_factory=list)
     labels: list[_Label | None] = field(default_factory=list)
 
@@ -141,10 +159,12 @@ class _Graph:
         local = self.plan.schedule.factor_collective == "none" and self.plan.world_size > 1
         ready = _Ready({}, [() for _ in self.model.layers], ())
         for rank in self.lanes if local else (_EVERY_RANK,):
-            self._passes(rank, {layers[k].name for k in self.plan.statistics_of(rank)}, ready)
+            statistics = self.plan.statistics_of(rank) if self.due.statistics else ()
+            self._passes(rank, {layers[k].name for k in statistics}, ready)
         arrived = self._messages(ready)
         step = self.add_step((*ready.backward_end, *arrived), self.interference.wait_s)
-        if self.plan.schedule.inverse_start == "as_ready" and self.plan.world_size > 1:
+        early = self.plan.schedule.inverse_start == "as_ready" and self.due == ALL_DUE
+        if early and self.plan.world_size > 1:
             self._note_arrivals(self.add_step(ready.backward_end, self.interference.wait_s), arrived)
         if self.plan.schedule.curvature:
             self.add_second_order(step)
@@ -183,6 +203,8 @@ class _Graph:
         sent = []
         for number, message in enumerate(self.plan.messages):
             gradient = message.kind == "gradient"
+            if not gradient and not self.due.statistics:
+                continue
             after = ready.backward_end
             if message.release == "ready":
                 after = tuple(j for i in message.items for j in (ready.gradients if gradient else ready.factors)[i])
@@ -192,7 +214,7 @@ class _Graph:
             cost += self.interference.item_s * len(message.items)
             name = f"{message.kind} message {number} ({len(message.items)} items)"  # as the engine's recorder names it
             sent.append(self._communicate("GradComm" if gradient else "FactorComm", name, cost, after))
-        if self.plan.summarised:
+        if self.plan.summarised and self.due.statistics:
             seconds = self.all_reduce(self.plan.summary_elements)
             sent.append(self._communicate("FactorComm", "summary", seconds, ready.backward_end))
         return sent
@@ -206,17 +228,17 @@ class _Graph:
         """
         reached: dict[int, int] = {}  # per rank what it has done since the last broadcast
         arriving = [step]
-        for group in self._inverses(step, reached):
+        for group in self._inverses(step, reached) if self.due.inverses else ():
             arriving.append(self._communicate("InverseComm", *self._broadcast(group), tuple(reached.values())))
             reached.clear()
         layers = [layer for layer in self.model.layers if (layer.name, "A") in self.factor_index]
         for group in self.plan.gradient_messages if self.plan.world_size > 1 else ():
             owner = self.plan.gradient_owner[group[0]]
             assert owner is not None
-            for i in (i for k in group for i in (2 * k, 2 * k + 1)):
+            for i in (i for k in group for i in (2 * k, 2 * k + 1) if self.due.inverses):
                 self._invert(i, (owner,), (step,), reached)
             for k in group:
-                reached[owner] = self._compute("Precondition", layers[k].name, layers[k].precondition_s, owner)
+                reached[owner] = self._compute("Precondition", layers[k].name, layers[k].precondition_s, owner, (step,))
             seconds = self.broadcast(sum(layers[k].matrix_elements for k in group))
             self._communicate("GradComm", self.plan.gradient_name(group), seconds, tuple(reached.values()))
             reached.clear()

@@ -325,6 +325,24 @@ def test_finalists_take_turns_and_the_quickest_stays():
     assert torch.equal(first["parameters"], second["parameters"])
 
 
+def turns_where_inversions_are_rare(rank, world_size):
+    config = KFACConfig(factor_interval=2, inverse_interval=4, kl_clip=1e-2)
+    run = Run(rank, world_size, config=config, turns=1, after=10)
+    while not run.replanner.done:
+        run.train(1)
+        assert run.kfac.steps < 12 + 4 * longest(1)
+    return dict(run.replanner.result.tried_s), run.kfac.plan.fingerprint, str(run.replanner.result.choice)
+
+
+def test_turns_include_steps_without_inversions():
+    first, second = run_ranks(turns_where_inversions_are_rare, 2)
+    assert first == second
+    tried, _, said = first
+    assert len(tried) >= 2
+    assert min(tried.values()) > 0
+    assert "in the mean (statistics every 2, inverses every 4 steps)" in said
+
+
 def test_the_plan_with_the_quickest_iteration_of_the_slowest_rank_wins():
     of_ranks = [{"a": [1.0, 9.0, 4.0], "b": [2.0, 2.0, 2.0]}, {"a": [5.0, 1.0, 4.0], "b": [3.5, 9.0, 3.0]}]
     assert combined(of_ranks) == {"b": 3.0, "a": 4.0}

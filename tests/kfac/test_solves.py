@@ -8,7 +8,13 @@ from torch import nn
 from kfac import KFAC, KFACConfig
 from kfac.curvature import inverses
 from kfac.curvature.blocks import Blocks, multiply_left, multiply_right, solve_left, solve_right
-from kfac.curvature.inverses import BLOCK_DIM, damped_cholesky, damped_inverse, keeps_cholesky
+from kfac.curvature.inverses import (
+    BLOCK_DIM,
+    damped_cholesky,
+    damped_inverse,
+    eigendecomposition,
+    keeps_cholesky,
+)
 from kfac.factors import FactorState
 from tests.kfac.models import make_data, make_model
 
@@ -52,6 +58,23 @@ def test_what_has_no_cholesky_factor_and_what_is_lifted_above_its_rounding():
     inverse = torch.cholesky_inverse(upper[0].triu().double(), upper=True)
     expected = damped_inverse(lost, 1e-6)[0].double()
     assert (inverse - expected).norm() < 1e-2 * expected.norm()
+
+
+def test_noise_of_messages_is_no_damage():
+    """What bfloat16 sums lose may make a singular factor indefinite by more than float32's rounding."""
+    rows = torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
+    exact = rows.T @ rows  # of rank 4
+    rounded = exact.bfloat16().float()[None]
+    assert torch.linalg.eigvalsh(rounded)[0, 0] < -1e-4
+    noise = torch.finfo(torch.bfloat16).eps
+    for solve in (damped_inverse, damped_cholesky, lambda f, d, _, noise=0.0: eigendecomposition(f, d, noise=noise)):
+        assert solve(rounded, 1e-6, 1.0) is None
+        assert solve(rounded, 1e-6, 1.0, noise=noise) is not None
+    _, values = eigendecomposition(rounded, noise=noise)
+    assert (values > 0).all()
+    broken = rounded.clone()
+    broken[0, 0, 0] = -broken[0, 0, 0]
+    assert damped_inverse(broken, 1e-6, 1.0, noise) is None
 
 
 @pytest.mark.parametrize(
