@@ -186,6 +186,7 @@ class FactorExchange:
 
 def _row(counts: Sequence[float | Tensor], like: Tensor) -> Tensor:
     """Numbers, of which some may still be under way on the device, as one tensor."""
-    if not any(isinstance(count, Tensor) for count in counts):
-        return on_device(counts, like)
+    known = [count for count in counts if not isinstance(count, Tensor)]
+    if len(known) == len(counts):
+        return on_device(known, like)
     return torch.stack([count.to(like) if isinstance(count, Tensor) else like.new_full((), count) for count in counts])
