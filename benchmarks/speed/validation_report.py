@@ -211,7 +211,7 @@ def scatter(found: Sequence[Prediction], path: Path) -> None:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_ticks(ticks, [f"{tick:,}" for tick in ticks])
             axis.set_minor_locator(NullLocator())
-        axes.grid(axis="both")
+        axes.grid(True, axis="both")
         axes.legend(loc="upper left", frameon=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=200, metadata={"Software": None})
