@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,9 +18,9 @@ from tests.kfac.models import make_data, make_model, recorded_step
 pytestmark = pytest.mark.gpu
 
 
-def trained(device: str, steps: int = 5) -> torch.Tensor:
+def trained(device: str, steps: int = 5, **options: Any) -> torch.Tensor:
     model = make_model().to(device)
-    kfac = KFAC(model, KFACConfig(factor_interval=1, inverse_interval=2))
+    kfac = KFAC(model, KFACConfig(factor_interval=1, inverse_interval=2, **options))
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     for step in range(steps):
         x, y = (t.to(device) for t in make_data(8, step))
@@ -32,6 +34,30 @@ def trained(device: str, steps: int = 5) -> torch.Tensor:
 def test_a_gpu_gives_the_cpus_parameters():
     assert (trained("cuda") - trained("cpu")).abs().max() < 1e-9
     assert (trained("cuda", 4) - trained("cpu")).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"inverse_method": "eigh"},
+        {"inverse_method": "eigh", "damping_method": "exact"},
+        {"inverse_method": "ekfac", "damping_method": "exact"},
+    ],
+    ids=str,
+)
+def test_so_do_eigendecompositions_on_several_streams(options):
+    assert (trained("cuda", **options) - trained("cpu", **options)).abs().max() < 1e-8
+
+
+def test_so_do_inverses_that_the_quick_way_has_failed_to_make(monkeypatch):
+    """In float64 there is no second try: all come from eigendecompositions, issued after the host has waited."""
+    expected = trained("cpu")
+    monkeypatch.setattr("kfac.curvature.inverses._cholesky", failing_cholesky)
+    assert (trained("cuda") - expected).abs().max() < 1e-7
+
+
+def failing_cholesky(factor: torch.Tensor, damping: float, weight: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    return factor, torch.zeros((), dtype=torch.bool, device=factor.device)
 
 
 @pytest.mark.parametrize("use_reentrant", [None, True, False])
