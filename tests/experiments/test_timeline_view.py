@@ -142,14 +142,20 @@ def test_the_page_loads_nothing(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node checks the page's script where it is installed")
-def test_the_script_draws_every_span(tmp_path):
-    text = page(tmp_path)
+@pytest.mark.parametrize("critical", [False, True])
+def test_the_script_draws_every_span(tmp_path, critical):
+    spans = tuple(replace(s, critical=critical and s.kind in ("FF", "FactorComm")) for s in SPANS)
+    write_html(replace(TIMELINE, spans=spans), tmp_path / "timeline.html")
+    text = (tmp_path / "timeline.html").read_text()
     script = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)[0]
     data = re.search(r'id="data">(.*?)</script>', text)[1]
     stand_in = """
-        let drawn = [], handlers = {}, fill = "";
+        let drawn = [], lines = [], handlers = {}, fill = "";
         const pen = new Proxy({}, { set(_, key, value) { if (key === "fillStyle") fill = value; return true; },
-          get: (_, key) => (...a) => { if (key === "fillRect" && fill.startsWith("#")) drawn.push([fill, ...a]); } });
+          get: (_, key) => (...a) => {
+            if (key === "fillRect" && fill.startsWith("#")) drawn.push([fill, ...a]);
+            if (key === "fillRect" && a[3] === 2) lines.push(a);
+          } });
         const node = tag => ({ tag, style: { setProperty() {} }, clientWidth: 800, offsetWidth: 10, append() {},
           getContext: () => pen, getBoundingClientRect: () => ({ left: 0, top: 0, width: 800 }),
           addEventListener(name, f) { handlers[this.tag + name] = f; } });
@@ -166,7 +172,7 @@ def test_the_script_draws_every_span(tmp_path):
         const bars = () => { const all = drawn.map(([color, x, y, w]) => [color, x, w]); drawn = []; return all; };
     """
     check = """
-        const all = bars();
+        const all = bars(), underlined = lines.map(([x, y, w]) => [x, w]);
         handlers.laneswheel({ clientX: 150, clientY: 20, deltaY: -400, preventDefault() {} });
         const zoomed = bars();
         handlers.lanesdblclick();
@@ -176,12 +182,13 @@ def test_the_script_draws_every_span(tmp_path):
         handlers.lanespointermove({ clientX: 700, clientY: 10 });
         let stopped = false;
         handlers.laneswheel({ clientX: 20, clientY: 20, deltaY: -400, preventDefault() { stopped = true; } });
-        console.log(JSON.stringify([all, zoomed, back, named, known.tip.style.visibility, stopped]));
+        console.log(JSON.stringify([all, zoomed, back, named, known.tip.style.visibility, stopped,
+          underlined]));
     """
     source = f"const DATA = {json.dumps(data)};{stand_in}\n{script}\n{check}"
     done = subprocess.run(["node", "-e", source], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    everything, zoomed, back, named, elsewhere, stopped = json.loads(done.stdout)
+    everything, zoomed, back, named, elsewhere, stopped, underlined = json.loads(done.stdout)
     width = (800 - 150 - 8) / 10_000
     lanes = sorted(SPANS, key=lambda s: (s.rank, s.lane != "compute", s.start_s))
     expected = [[150 + 1e6 * s.start_s * width, 1e6 * s.duration_s * width] for s in lanes]
@@ -189,6 +196,10 @@ def test_the_script_draws_every_span(tmp_path):
     assert [pytest.approx(bar[1:]) for bar in everything] == expected
     assert zoomed[0][2] == pytest.approx(everything[0][2] * 2.71828, rel=1e-3)
     assert back == everything
-    assert named == ["FF: forward, 2.000 ms, from 0.00 µs to 2.000 ms, rank 0 (of 3 alike) compute", "visible"]
+    on_path = ", on the critical path" if critical else ""
+    said = f"FF: forward, 2.000 ms, from 0.00 µs to 2.000 ms, rank 0 (of 3 alike) compute{on_path}"
+    assert named == [said, "visible"]
+    marked = [e for e, s in zip(expected, lanes, strict=True) if critical and s.kind in ("FF", "FactorComm")]
+    assert [pytest.approx(line) for line in underlined] == marked
     assert elsewhere == "hidden"
     assert not stopped, "over the names the wheel scrolls the page"
