@@ -25,18 +25,22 @@ def differing_options(runs: Sequence[Run]) -> list[str]:
 
 
 def _differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    values: dict[str, set[Any]] = {}
+    first: dict[str, Any] = {}
+    different: set[str] = set()
     for of_run in options:
         for key, value in of_run.items():
-            values.setdefault(key, set()).add(_mark(value))
-    return [key for key, different in values.items() if len(different) > 1]
+            if key not in different and not _same(first.setdefault(key, value), value):
+                different.add(key)
+    return [key for key in first if key in different]
 
 
-def _mark(value: Any) -> Any:
-    """Equal for equal values only, and quick for thousands of runs: 1, 1.0 and true are not the same."""
-    if value is None or isinstance(value, (str, int, float)):
-        return type(value), value
-    return json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else repr(value)
+def _same(one: Any, other: Any) -> bool:
+    """Quick for thousands of runs; 1, 1.0 and true are not the same."""
+    if type(one) is not type(other):
+        return False
+    if one is None or isinstance(one, (str, int, float)):
+        return bool(one == other)
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def with_differing_options(table: Table, runs: Sequence[Run]) -> Table:

@@ -160,15 +160,15 @@ def load_runs(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
         ValueError: if a folder does not exist.
     """
     runs, problems = [], []
-    seen: set[str] = set()
+    seen: set[tuple[int, int]] = set()
     for root in roots:
         if not root.is_dir():
             raise ValueError(f"no folder {root} to read run records from")
         for path in find_records(root):
-            real = os.path.realpath(path)
-            if real in seen:
+            found = path.stat()
+            if (found.st_dev, found.st_ino) in seen:
                 continue
-            seen.add(real)
+            seen.add((found.st_dev, found.st_ino))
             try:
                 runs.append(load_run(path))
             except ValueError as error:
