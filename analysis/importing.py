@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.wandb_file import OfflineRun, read_offline_run
-from experiments.records import FAILED, FINISHED, INTERRUPTED, SCHEMA, RunRecord, now, write_json, write_text
+from experiments.records import FAILED, FINISHED, INTERRUPTED, RUNNING, SCHEMA, RunRecord, now, write_json, write_text
 from experiments.summary import summarise
 
 OURS = "record"
@@ -195,7 +195,10 @@ def import_run(
     ours = "run.json" in run.files
     if ours:
         with suppress(ValueError):
-            head = {**json.loads(run.files["run.json"]), "imported": head["imported"]}
+            saved = json.loads(run.files["run.json"])
+            if saved.get("status") == RUNNING:  # saved before the run's end, of which W&B knows
+                saved |= {"status": run.status, "finished": head["finished"]}
+            head = {**saved, "imported": head["imported"]}
             config = json.loads(run.files["config.json"])
     for name, content in run.files.items():
         if name not in ("run.json", "config.json") and ".." not in Path(name).parts:

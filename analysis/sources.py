@@ -107,7 +107,13 @@ def _simulated(path: Path) -> Source:
     record = RunRecord.load(path)
     timeline = simulated_timeline(record)
     if timeline is None:
-        raise ValueError(f"{path} cannot be simulated: it lacks plan.json, model_profile.json or cluster_profile.json")
+        names = ("plan.json", "model_profile.json", "cluster_profile.json")
+        missing = ", ".join(name for name in names if not (path / name).is_file())
+        raise ValueError(
+            f"{path} cannot be simulated: it has no {missing or 'readable plan and profiles'}. Runs whose schedule "
+            "measures the machine have all; others get them with cluster=FILE model_profile=FILE, the files that "
+            "experiments.profile writes"
+        )
     return Source(f"{path.name}, simulated", {0: timeline}, _messages(path))
 
 

@@ -30,6 +30,7 @@ from experiments.tracking.settings import TrackingSettings
 from kfac.config import KFACConfig
 from kfac.finals import longest
 from kfac.planning import ClusterProfile, ModelProfile
+from kfac.planning.scaling import LATENCY, scaled_cluster
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model, shipped_names
 from kfac.schedules import ONE_PROCESS
 
@@ -265,10 +266,13 @@ class SimulateConfig:
     cluster: str
     model_profile: str | None
     world_size: int | None
+    scaling: str | None
     output: str
 
     def __post_init__(self) -> None:
         at_least("world_size", self.world_size, 1, high=MAX_WORLD_SIZE)
+        if self.scaling is not None:
+            one_of("scaling", self.scaling, tuple(LATENCY))
         folder("output", self.output)
         cluster = self.profiles()[1]
         at_least("world_size", cluster.world_size, 1, high=MAX_WORLD_SIZE)
@@ -280,11 +284,24 @@ class SimulateConfig:
         return read(cls, data)
 
     def profiles(self) -> tuple[ModelProfile, ClusterProfile]:
-        """The two profiles, the cluster's at ``world_size``."""
+        """The two profiles, the cluster's at ``world_size``, with its costs or those that ``scaling`` makes of them."""
         cluster = load_cluster(self.cluster)
         model = load_model(self.model_profile or self.model.name)
         default = 1 if self.schedule.name == ONE_PROCESS else cluster.world_size
-        return model, cluster.at(self.world_size or default)
+        world_size = self.world_size or default
+        if self.scaling is None or world_size == cluster.world_size:
+            return model, cluster.at(world_size)
+        try:
+            return model, scaled_cluster(cluster, world_size, self.scaling)
+        except ValueError as error:
+            raise ConfigError(f"scaling={self.scaling}: {error}") from error
+
+    @property
+    def borrowed(self) -> int | None:
+        """The ranks whose costs of collectives are used as they are for another number of ranks; None: they are not."""
+        own = load_cluster(self.cluster).world_size
+        used = self.profiles()[1].world_size
+        return own if self.scaling is None and used not in (1, own) else None
 
 
 def _check_one_process(schedule: ScheduleSettings, world_size: int) -> None:

@@ -47,6 +47,9 @@ def run(settings: DictConfig) -> None:
     timeline = simulate(plan, model, cluster)
     name = f"{model.name.replace('/', '_')}-{config.schedule.label}-w{cluster.world_size}"
     logger.info("%s", describe(name, plan, timeline))
+    if config.borrowed:
+        text = "Collectives cost what they do on the profile's %d ranks; scaling=tree or scaling=ring extrapolates."
+        logger.info(text, config.borrowed)
     if choice:
         logger.info("%s", choice)
     output = Path(config.output)

@@ -173,13 +173,17 @@ class Training:
             logger.info("planning anew from the run's own times after %d iterations%s%s", after, late, then)
         turns = self.config.schedule.replan_turns
         lasting = longest(turns) * learner.preconditioner.config.intervals(0).inverse
+        short = after + lasting >= self.iterations > after
+        if self.rank == 0 and turns and short:
+            text = "a run of %d iterations is too short for plans to take turns: simulation decides"
+            logger.info(text, self.iterations)
         return Replanner(
             learner.preconditioner,
             learner.recorder,
             after=after,
             iterations=self.config.profiling.iterations,
             repeats=self.config.profiling.repeats,
-            turns=turns if after + lasting < self.iterations else 0,  # a short run would end undecided
+            turns=0 if short else turns,  # a short run would end undecided
             communicator=self.site.communicator,
             name=self.config.model.name,
         )

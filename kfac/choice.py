@@ -123,10 +123,14 @@ class Choice:
             "intervals": asdict(self.intervals),
         }
 
+    def switches_of(self, plan: Plan) -> str:
+        """The switches in which a plan differs from the baseline, for people."""
+        pairs = _differences(plan.schedule, NAMED_SCHEDULES[self.baseline])
+        return ", ".join(f"{key}={value}" for key, value in pairs) or "nothing else"
+
     def __str__(self) -> str:
         f, ms = self.figures, _ms
-        own, base = self.plan.schedule, NAMED_SCHEDULES[self.baseline]
-        switches = ", ".join(f"{key}={value}" for key, value in _differences(own, base)) or "nothing else"
+        switches = self.switches_of(self.plan)
         tried = f" of {len(self.considered)} plans simulated ({self.in_parts} more in parts)" if self.considered else ""
         every = self.intervals
         mean = f" in the mean (statistics every {every.factor}, inverses every {every.inverse} steps)"

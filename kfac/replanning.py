@@ -91,7 +91,10 @@ class Replanning:
         measured = self.profile.iteration_s
         before = "not measured with all curvature work" if measured is None else f"measured {1e3 * measured:.1f} ms"
         tried = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in self.tried_s.items())
-        stays = f"\nby turns in the run: {tried}; {next(iter(self.tried_s))} stays" if self.tried_s else ""
+        stays = ""
+        if self.tried_s:
+            what = f"{self.choice.baseline} with {self.choice.switches_of(self.kept)}"
+            stays = f"\nby turns in the run: {tried}; {next(iter(self.tried_s))} stays: {what}"
         return (
             f"planned anew after {self.step} steps from their own times, in {self.took_s:.1f} s. "
             f"Plan {self.before.fingerprint}{kept} until now: {before}{simulated}\n{self.choice}{stays}"

@@ -1,5 +1,6 @@
 """Runs that only W&B knows become records: ours as they were, others' by names that are guessed or given."""
 
+import dataclasses
 import json
 import struct
 import subprocess
@@ -48,6 +49,17 @@ def test_an_offline_run_becomes_the_record_it_was(tmp_path, wandb_client):
     check_equal(record, import_run(run, tmp_path / "imported"))
     with pytest.raises(ValueError, match="holds a record already"):
         import_run(run, tmp_path / "imported")
+
+
+@pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
+def test_a_record_that_was_saved_before_the_end_ends_as_the_run_did(tmp_path, wandb_client, status):
+    """Trackers get run.json while it still says running."""
+    record = tracked(tmp_path / "runs", "offline")
+    (run,) = from_offline([record.path / "wandb"])
+    early = {**json.loads(run.files["run.json"]), "status": "running"}
+    files = {**run.files, "run.json": json.dumps(early).encode()}
+    path = import_run(dataclasses.replace(run, files=files, status=status), tmp_path / status)
+    assert load_run(path).status == status
 
 
 def test_a_run_on_the_server_becomes_the_record_it_was(tmp_path, server, capsys):

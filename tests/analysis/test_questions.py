@@ -193,7 +193,7 @@ def test_output_files(runs, tmp_path, capsys, suffix, mark):
         (["export", "{runs}", "--output", "x.xls"], "choices: .csv"),
         (["diff", "nowhere"], "no run record in nowhere"),
         (["diff", "nowhere.json", "{runs}/single/d0"], "no nowhere.json: give a run's directory"),
-        (["diff", "{runs}/single/d0"], "cannot be simulated: it lacks plan.json"),
+        (["diff", "{runs}/single/d0"], "cannot be simulated: it has no plan.json"),
         (["diff", "{runs}/single/d0", "{runs}/single/s0", "--iteration", "7"], "no timeline of iteration 7; it has: 0"),
         (["convert", "{runs}/single/d0", "--output", "x.pdf"], "choices: .json"),
         (["convert", "{runs}/single/d0", "{runs}/single/s0", "--output", "x.json"], "rank 0 is in several"),

@@ -9,6 +9,7 @@ import pytest
 from experiments.config import TrainConfig
 from experiments.records import find_records
 from kfac.planning import ClusterProfile, ModelProfile
+from kfac.planning.scaling import scaled_cluster
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
 from kfac.schedules import make_plan
 from kfac.simulation import simulate
@@ -27,6 +28,13 @@ def test_simulate_is_the_simulator(command, tmp_path):
     assert f"{1e3 * expected.iteration_s:.2f}" in done.stdout
     assert f"{1e3 * expected.breakdown_s()['InverseComm']:.2f}" in done.stdout
     assert (tmp_path / "simulated" / "resnet50-spdkfac-w16.html").exists()
+    assert "Collectives cost what they do on the profile's 64 ranks" in done.stdout
+    ring = command("simulate", "model=resnet50", "schedule=spdkfac", "world_size=16", "scaling=ring")
+    cluster = scaled_cluster(load_shipped_cluster("paper64"), 16, "ring")
+    scaled = simulate(make_plan("spdkfac", model, cluster), model, cluster)
+    assert scaled.iteration_s < 0.99 * expected.iteration_s
+    assert f"{1e3 * scaled.iteration_s:.2f}" in ring.stdout
+    assert "Collectives cost" not in ring.stdout
 
 
 def test_profiles_are_written_and_planned_from(command, tmp_path):
