@@ -185,7 +185,7 @@ class TrainConfig(CommonConfig):
         self.profiles()
         if (after := self.replan_after) is not None:
             # What an iteration takes is said of those under the plan that stays, once the first of them is over.
-            turns = longest(self.schedule.replan_turns)
+            turns = longest(self.schedule.replan_turns, intervals=self.kfac_config().intervals(0))
             decided = next((n for n in (after + turns, after) if self.iterations is None or self.iterations > n), None)
             if decided is not None:
                 object.__setattr__(self, "warmup", max(self.warmup, decided + 1))

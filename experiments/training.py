@@ -31,11 +31,14 @@ from experiments.tracking import open_tracker
 from kfac.choice import Choice
 from kfac.communication import shutdown
 from kfac.finals import longest
-from kfac.replanning import Replanner
+from kfac.replanning import FEWEST, WARM_UP, Replanner
 from kfac.schedules import AUTO
 from kfac.timeline import Timeline
 
 logger = logging.getLogger(__name__)
+
+_MISFITS = (AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""What states raise that are not what they should be."""
 
 LONGEST_WAIT_S = 5.0
 """The ranks agree on whether to stop at least as often as this, as far as iterations are not longer."""
@@ -171,22 +174,26 @@ class Training:
             late = "" if after < self.iterations else f", which is beyond the {self.iterations} of the run"
             then = "" if late else ": what is chosen then, and why, is said when that is decided"
             logger.info("planning anew from the run's own times after %d iterations%s%s", after, late, then)
-        turns = self.config.schedule.replan_turns
-        lasting = longest(turns) * learner.preconditioner.config.intervals(0).inverse
-        short = after + lasting >= self.iterations > after
-        if self.rank == 0 and turns and short:
-            text = "a run of %d iterations is too short for plans to take turns: simulation decides"
-            logger.info(text, self.iterations)
         return Replanner(
             learner.preconditioner,
             learner.recorder,
             after=after,
             iterations=self.config.profiling.iterations,
             repeats=self.config.profiling.repeats,
-            turns=0 if short else turns,  # a short run would end undecided
+            turns=self._turns(learner, after),
             communicator=self.site.communicator,
             name=self.config.model.name,
         )
+
+    def _turns(self, learner: Learner, after: int) -> int:
+        """Of each plan, where planning anew begins after so many iterations: none if the run would end undecided."""
+        turns = self.config.schedule.replan_turns
+        intervals = learner.preconditioner.config.intervals(0)
+        fits = after + FEWEST * (intervals.factor - 1) + longest(turns, intervals=intervals) < self.iterations
+        if self.rank == 0 and turns and not fits and after < self.iterations:
+            text = "too few of %d iterations are left for plans to take turns: simulation decides"
+            logger.info(text, self.iterations)
+        return turns if fits else 0
 
     def _note_choice(self, choice: Choice, **more: Any) -> None:
         logger.info("%s", choice)
@@ -208,14 +215,18 @@ class Training:
                 self.learner.preconditioner.load_state_dict(shared["kfac"])
                 if self.replanner:
                     self.replanner.load_state_dict(shared["replanner"])
-            except (KeyError, RuntimeError, ValueError) as error:  # saved by other code than this
+                _set_random_state(own["random"])
+            except _MISFITS as error:  # saved by other code than this
+                missing = "it lacks " if isinstance(error, KeyError) else ""
                 raise ConfigError(
                     f"{self.checkpoints.folder}: the checkpoint before iteration {start} does not fit: "
-                    f"{textwrap.shorten(str(error), 400)} (rerun=true starts over)"
+                    f"{missing}{textwrap.shorten(str(error), 400)} (rerun=true starts over)"
                 ) from error
-            _set_random_state(own["random"])
             if self.rank == 0:
                 logger.info("continuing from the checkpoint before iteration %d", start)
+            if self.replanner and not self.replanner.done:
+                first = max(self.config.replan_after or 0, start + WARM_UP + FEWEST)
+                self.replanner.turns = self._turns(self.learner, first)
         if self.rank == 0:
             self.record.note(iterations=self.iterations)
             self.record.write("plan.json", self.learner.preconditioner.plan.to_dict())
@@ -386,6 +397,11 @@ class Training:
 
     def _conclude(self) -> None:
         """What a finished run leaves, in place of its checkpoints: the model, the summary, the pictures."""
+        if self.replanner and not self.replanner.done:
+            plan = self.learner.preconditioner.plan
+            self.record.write("plan.json", plan.to_dict())
+            text = "the run ended before it had planned anew: under plan %s, which may be one on trial"
+            logger.warning(text, plan.fingerprint)
         state = self.learner.model.state_dict()
         patiently(lambda: save_tensors(self.record.path / "model.pt", state), "saving the model")
         try:

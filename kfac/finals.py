@@ -22,9 +22,9 @@ ALONE = 4
 """Iterations before the turns in which messages do not overlap with the passes, to know what each takes alone."""
 
 
-def longest(turns: int, counted: int = COUNTED) -> int:
-    """The iterations until :data:`MOST` plans have had their turns, where each has all curvature work."""
-    return ALONE + MOST * turns * (counted + 1) if turns else 0
+def longest(turns: int, counted: int = COUNTED, intervals: Intervals = EVERY_STEP) -> int:
+    """The iterations until :data:`MOST` plans have had their turns, from when there is enough to plan from."""
+    return ALONE * intervals.factor + MOST * turns * (counted + 1) * intervals.inverse if turns else 0
 
 
 class Finals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -334,6 +335,9 @@ class KFAC(BoundToModel):
         """
         self._require_boundary("load_state_dict")
         state, plan = read_state(state, self._factors, self.config)
+        strength = state.get("damping_strength", 1.0)
+        if not (isinstance(strength, (int, float)) and 0.0 < strength < math.inf):
+            raise ValueError(f"the state is damaged: damping_strength should be a positive number, but is {strength!r}")
         same = plan.schedule == self.plan.schedule or fixed_switches(self.schedule) is not None
         taken_over = same and plan.world_size == self._communicator.world_size and plan != self.plan
         if taken_over:
@@ -341,7 +345,7 @@ class KFAC(BoundToModel):
         load_factors(state, self._factors)
         self.steps, self.skipped_steps = state["steps"], state["skipped_steps"]
         if self._adaptation:
-            self._adaptation.strength = state.get("damping_strength", 1.0)
+            self._adaptation.strength = strength
             self._adaptation.forget()
         if taken_over:
             self.close()

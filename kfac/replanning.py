@@ -140,6 +140,7 @@ class Replanner:
 
     Attributes:
         done: whether it has decided, also before the run was continued.
+        turns: as above; may be changed until plans take turns.
         result: the decision; None before it, and where the run was continued after it.
 
     Raises:
@@ -164,7 +165,7 @@ class Replanner:
                 "factor_collective other than none"
             )
         self._kfac, self._recorder, self._name = kfac, recorder, name
-        self._after, self._iterations, self._repeats, self._turns = after, iterations, repeats, turns
+        self._after, self._iterations, self._repeats, self.turns = after, iterations, repeats, turns
         self._finals: Finals | None = None
         self._turn_ended = False
         self._overlapped: _Overlapped | None = None
@@ -255,7 +256,7 @@ class Replanner:
         schedule = self._kfac.plan.schedule
         fixed = fixed_switches(self._kfac.schedule) or {}
         allowed = all(fixed.get(key, value) == value for key, value in switches.items())
-        if not self._turns or not allowed or has_switches(schedule, switches):
+        if not self.turns or not allowed or has_switches(schedule, switches):
             return None
         if self._inverse_interval > LONGEST_INTERVAL:
             return None
@@ -303,7 +304,7 @@ class Replanner:
         finalists = self._finalists(choice, profile)
         require_agreement(self._communicator, {name: plan.fingerprint for name, plan in finalists.items()})
         if len(finalists) > 1:
-            self._finals = Finals(finalists, turns=self._turns, intervals=kfac.config.intervals(kfac.steps))
+            self._finals = Finals(finalists, turns=self.turns, intervals=kfac.config.intervals(kfac.steps))
         self.result = Replanning(
             step=kfac.steps,
             choice=choice,
@@ -317,7 +318,7 @@ class Replanner:
     def _finalists(self, choice: Choice, profile: RunProfile) -> dict[str, Plan]:
         """The plans that take turns, by name; the choice alone where inversions are too rare for turns to be short."""
         found = {"the choice": choice.plan}
-        if not self._turns or self._inverse_interval > LONGEST_INTERVAL:
+        if not self.turns or self._inverse_interval > LONGEST_INTERVAL:
             return found
         named = {
             name: make_plan(name, profile.model, profile.cluster)
@@ -359,12 +360,18 @@ class Replanner:
         return choose(schedule, profile.model, profile.cluster, others=others, intervals=intervals)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a continued run must know."""
-        return {"done": self.done}
+        """What a continued run must know: where other plans are on trial, which one it is to start over with."""
+        before = None
+        if not self.done:
+            before = self._overlapped.plan if self._overlapped else self.result and self.result.before
+        return {"done": self.done, **({"plan": before.to_dict()} if before else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue as a run that had this state."""
+        """Continue as a run that had this state, after ``kfac.load_state_dict``; collective. Trials start over."""
         self.done = bool(state["done"])
+        before = Plan.from_dict(state["plan"]) if "plan" in state else None
+        if before and before.world_size == self._communicator.world_size:
+            self._take(before)
         self._timelines, self._seen, self._finals = [], 0, None
         self._overlapped, self._turn_ended = None, False
 

@@ -76,6 +76,12 @@ def read_state(state: Mapping[str, Any], factors: Factors, config: KFACConfig) -
     for key in ("steps", "skipped_steps"):
         whole(f"{key} of the state", state[key], 0)
     plan = Plan.from_dict(state["plan"])
+    for label, part in {"factors": state["factors"], "config": state.get("config", {})}.items():
+        if not isinstance(part, Mapping):
+            raise ValueError(f"the state is damaged: {label} should be a mapping, but is {type(part).__name__}")
+    for key, entry in state["factors"].items():
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"the state is damaged: factor {key} should be a mapping, but is {type(entry).__name__}")
     saved = {key: _present_form(entry, version) for key, entry in state["factors"].items()}
     if not saved and not plan.schedule.curvature:
         saved = {f"{name}/{side}": FactorState(factor.shape).state_dict() for (name, side), factor in factors.items()}
@@ -161,6 +167,9 @@ def _check_factor(label: str, entry: Mapping[str, Any], factor: FactorState, a: 
         found = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         if not isinstance(tensor, Tensor) or found != expected:
             raise ValueError(f"the state is damaged: {key} of {label} should have shape {expected}, but is {found}")
+        if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.is_meta:
+            what = f"{tensor.dtype} ({tensor.layout}, {tensor.device.type})"
+            raise ValueError(f"the state is damaged: {key} of {label} should hold real numbers, but is {what}")
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"the state is damaged: {key} of {label} is not finite")
     weight = entry.get("weight")

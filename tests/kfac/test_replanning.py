@@ -325,6 +325,33 @@ def test_finalists_take_turns_and_the_quickest_stays():
     assert torch.equal(first["parameters"], second["parameters"])
 
 
+def stopped_in_the_middle_of_turns(rank, world_size):
+    found = {}
+    for name, count in {"without overlap": 7, "turns": 5 + ALONE + 8}.items():
+        run = Run(rank, world_size, turns=2)
+        own = run.kfac.plan.fingerprint
+        run.train(count)
+        assert not run.replanner.done
+        state = copy.deepcopy(run.state())
+        continued = Run(rank, world_size, turns=1)
+        next(islice(continued.batches, count - 1, count))
+        continued.load(state)
+        found[name] = own, continued.kfac.plan.fingerprint, run.kfac.plan.fingerprint
+        while not continued.replanner.done:
+            continued.train(1)
+            assert continued.kfac.steps < count + 10 + longest(1)
+        found[name] += (continued.replanner.result.before.fingerprint, len(continued.replanner.result.tried_s))
+    return found
+
+
+def test_a_run_that_is_stopped_while_others_are_tried_starts_over_with_its_own_plan():
+    first, second = run_ranks(stopped_in_the_middle_of_turns, 2)
+    assert first == second
+    for own, continued, tried, before, finalists in first.values():
+        assert own == continued == before != tried
+        assert finalists >= 2
+
+
 def turns_where_inversions_are_rare(rank, world_size):
     config = KFACConfig(factor_interval=2, inverse_interval=4, kl_clip=1e-2)
     run = Run(rank, world_size, config=config, turns=1, after=10)

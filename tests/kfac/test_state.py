@@ -135,6 +135,13 @@ def test_another_width_is_named_with_both_sizes(saved):
         ({"average": torch.full((28,), float("nan"))}, "average of G of 8 is not finite"),
         ({"vectors": torch.zeros(1, 7, 6)}, r"vectors of G of 8 should have shape \(1, 7, 7\)"),
         ({"corrected": torch.zeros(1, 7, 20)}, r"corrected of G of 8 should have shape \(1, 7, 21\)"),
+        (
+            {"average": torch.zeros(28, dtype=torch.int64)},
+            "average of G of 8 should hold real numbers, but is torch.int64",
+        ),
+        ({"average": torch.zeros(28, dtype=torch.complex64)}, "average of G of 8 should hold real numbers"),
+        ({"inverse": torch.zeros(28).to_sparse()}, "inverse of G of 8 should hold real numbers"),
+        ({"inverse": torch.zeros(28, device="meta")}, "inverse of G of 8 should hold real numbers"),
         ({"weight": 2.0}, "weight of G of 8 should be a number from 0 to 1, but is 2.0"),
         ({"weight": None}, "weight of G of 8 should be a number from 0 to 1, but is None"),
         ({"weight": 0.0}, "weight of G of 8"),
@@ -149,6 +156,19 @@ def test_missing_keys_are_named(saved, key):
     state = copy.deepcopy(saved)
     del state[key]
     refused(state, f"damaged: it has no {key}")
+
+
+@pytest.mark.parametrize("strength", [0.0, -1.0, float("nan"), float("inf"), "x", None])
+def test_an_impossible_strength_of_damping_is_named(saved, strength):
+    refused(changed(saved, damping_strength=strength), "damping_strength should be a positive number")
+
+
+@pytest.mark.parametrize(("part", "value"), [("factors", None), ("factors", [1]), ("config", None)])
+def test_parts_that_are_no_mappings_are_named(saved, part, value):
+    refused(changed(saved, **{part: value}), f"{part} should be a mapping")
+    broken = copy.deepcopy(saved)
+    broken["factors"]["8/G"] = None
+    refused(broken, "factor 8/G should be a mapping")
 
 
 def test_impossible_counts_and_plans_are_named(saved):
