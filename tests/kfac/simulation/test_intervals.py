@@ -94,18 +94,20 @@ def test_the_mean_is_that_of_the_steps():
         assert rare_s < simulated_second_order_s(plan, model, cluster)
 
 
-@pytest.mark.parametrize(("name", "interval"), [("resnet50", 4), ("resnet50", 10), ("resnet152", 10)])
-def test_auto_is_not_slower_in_the_mean_where_curvature_is_rare(name, interval):
-    """Planned for steps with all of it, ResNet-152 at an interval of 10 took 1.6 times as long as spdkfac."""
-    model, cluster = load_shipped_model(name), load_shipped_cluster("paper64")
-    intervals = Intervals(interval, interval)
+@pytest.mark.parametrize(
+    ("name", "layers", "interval"), [("resnet50", 60, 4), ("resnet50", 60, 10), ("resnet152", 30, 10)]
+)
+def test_auto_is_not_slower_in_the_mean_where_curvature_is_rare(name, layers, interval):
+    """Planned for steps with all of it, the whole ResNet-152 takes 1.6 times as long as under spdkfac."""
+    whole, cluster = load_shipped_model(name), load_shipped_cluster("paper64")
+    model, intervals = replace(whole, layers=whole.layers[-layers:]), Intervals(interval, interval)
     named = {
         key: simulated_iteration_s(make_plan(key, model, cluster), model, cluster, intervals)
         for key in SAME_MATHEMATICS
     }
     plan = make_plan("auto", model, cluster, intervals=intervals)
     assert simulated_iteration_s(plan, model, cluster, intervals) <= min(named.values()) * (1 + 1e-12)
-    if (name, interval) == ("resnet152", 10):
+    if name == "resnet152":
         for_all = search({}, model, cluster).plan
         assert simulated_iteration_s(for_all, model, cluster, intervals) > 1.2 * min(named.values())
 
