@@ -18,7 +18,7 @@ NOISE_S = 1e-10
 """Differences below this are rounding."""
 _NOTE = (
     "Exposed: what the iteration is longer for; hidden: what runs meanwhile. The differences of exposed time sum to "
-    "the difference of the iterations. Averaged over ranks and iterations."
+    "the difference of the iterations. Averaged over ranks and iterations. #n: the nth message of its kind."
 )
 _SIDES = ("exposed [ms]", "hidden [ms]", "total [ms]")
 
@@ -83,7 +83,8 @@ def diff_page(diff: TimelineDiff, first: Source, second: Source) -> str:
     names = side_names(first, second)
     views = {name: source.typical for name, source in zip(names, (first, second), strict=True)}
     counts = " and ".join(str(len(source.timelines)) for source in (first, second))
-    below = f"<p>Above: of each side the iteration of median length. Below: averages over {counts} iterations.</p>"
+    below = f"<p>A: {escape(names[0])}. B: {escape(names[1])}. #n: the nth message of its kind.</p>"
+    below += f"<p>Above: of each side the iteration of median length. Below: averages over {counts} iterations.</p>"
     below += _bars("Difference per kind", diff.kinds)
     below += _bars("Difference per layer and message", diff.parts[:ROWS])
     if len(diff.parts) > ROWS:

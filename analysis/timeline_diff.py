@@ -145,7 +145,7 @@ def _parts(timelines: Sequence[Timeline]) -> dict[Part, Share]:
     for match in sorted(sent.values(), key=lambda match: int(match[2])):
         if int(match[2]) not in numbers[match[1]]:
             numbers[match[1]].append(int(match[2]))
-    names = {name: f"{m[1]} message {numbers[m[1]].index(int(m[2])) + 1} {m[3]}" for name, m in sent.items()}
+    names = {name: f"{m[1]} message #{numbers[m[1]].index(int(m[2])) + 1} {m[3]}" for name, m in sent.items()}
     found: dict[Part, Share] = defaultdict(Share)
     for (kind, name), share in shares(timelines, part_of).items():
         found[kind, names.get(name, name)] += share

@@ -134,8 +134,8 @@ def test_messages_are_numbered_among_those_that_carry_the_same():
         )
     )
     assert {(d.name, d.exposed_s) for d in difference([one], [two]).parts} == {
-        ("A message 1 (2 items)", -1),
-        ("A message 1 (1 items)", 1),
-        ("A message 2 (1 items)", 1),
-        ("gradient message 1 (2 items)", 0),
+        ("A message #1 (2 items)", -1),
+        ("A message #1 (1 items)", 1),
+        ("A message #2 (1 items)", 1),
+        ("gradient message #1 (2 items)", 0),
     }
