@@ -24,6 +24,9 @@ from kfac.schedules import AUTO, make_plan
 from kfac.simulation import simulate
 from kfac.timeline import KINDS, OTHER, Timeline
 
+PAPERS = "paper64"
+"""The cluster that is simulated by default."""
+
 logger = logging.getLogger("experiments.simulate")  # also where this module runs as __main__
 
 
@@ -45,7 +48,7 @@ def run(settings: DictConfig) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     timeline = simulate(plan, model, cluster)
-    name = f"{model.name.replace('/', '_')}-{config.schedule.label}-w{cluster.world_size}"
+    name = f"{model.name.replace('/', '_')}-{config.schedule.label}-w{cluster.world_size}{_of_cluster(config)}"
     logger.info("%s", describe(name, plan, timeline))
     if config.borrowed:
         text = "Collectives cost what they do on the profile's %d ranks; scaling=tree or scaling=ring extrapolates."
@@ -63,6 +66,12 @@ def run(settings: DictConfig) -> None:
     except OSError as error:
         raise ConfigError(f"output={config.output}: {error}") from error
     logger.info("written: %s", output / f"{name}.{{trace.json,png,html}}")
+
+
+def _of_cluster(config: SimulateConfig) -> str:
+    """What tells the files of one cluster from those of another; nothing for the paper's as it is."""
+    parts = [] if config.cluster == PAPERS else [Path(config.cluster).stem]
+    return "".join(f"-{part}" for part in (*parts, *([config.scaling] if config.scaling else [])))
 
 
 def describe(name: str, plan: Plan, timeline: Timeline) -> str:

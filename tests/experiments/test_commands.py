@@ -35,6 +35,8 @@ def test_simulate_is_the_simulator(command, tmp_path):
     assert scaled.iteration_s < 0.99 * expected.iteration_s
     assert f"{1e3 * scaled.iteration_s:.2f}" in ring.stdout
     assert "Collectives cost" not in ring.stdout
+    names = {path.name for path in (tmp_path / "simulated").glob("*.html")}
+    assert names == {"resnet50-spdkfac-w16.html", "resnet50-spdkfac-w16-ring.html"}, "neither overwrites the other"
 
 
 def test_profiles_are_written_and_planned_from(command, tmp_path):
@@ -50,7 +52,7 @@ def test_profiles_are_written_and_planned_from(command, tmp_path):
     assert [profile.to_dict() for profile in planned.profiles()] == [model.to_dict(), cluster.to_dict()]
     assert not planned.measures
     done = command("simulate", *files, "schedule=dkfac")
-    assert "mlp-dkfac-w2" in done.stdout
+    assert "mlp-dkfac-w2-cluster_profile" in done.stdout
     expected = simulate(make_plan("dkfac", model, cluster), model, cluster)
     assert f"{1e3 * expected.iteration_s:.2f}" in done.stdout
 

@@ -33,6 +33,18 @@ def square(payload, rank):
     print(f"thread setting {os.environ['OMP_NUM_THREADS']}\\n", end="")
     return {"answer": (rank.rank + 7) ** 2, "world_size": rank.world_size}
 
+class Aborts:
+    def __del__(self):  # when the interpreter takes itself apart
+        os.kill(os.getpid(), signal.SIGABRT)
+
+def ends_badly(payload, rank):
+    import atexit
+    global kept
+    kept = Aborts()
+    atexit.register(Path(FOLDER, f"exit{rank.rank}").write_text, "said goodbye")
+    print("last words")
+    return rank.rank
+
 def others_hang(payload, rank):
     started(payload, rank)
     if rank.rank == 1:
@@ -129,6 +141,13 @@ def in_own_process(jobs, target, grace_s=5.0):
 def test_returns_rank_0s_result(jobs, capfd):
     assert launch("rankjobs:square", {"folder": "."}, 2, threads=3) == {"answer": 49, "world_size": 2}
     assert "thread setting 3" in capfd.readouterr().out
+
+
+def test_what_happens_in_a_process_that_is_done_does_not_fail_the_job(jobs, capfd):
+    """Threads of communication libraries abort now and then while Python takes itself apart."""
+    assert launch("rankjobs:ends_badly", {}, 2) == 0
+    assert capfd.readouterr().out.count("last words") == 2
+    assert [(jobs / f"exit{rank}").read_text() for rank in range(2)] == ["said goodbye"] * 2
 
 
 def test_first_failure_is_told_and_the_others_are_killed(jobs):
