@@ -68,9 +68,13 @@ def main(setting: Setting, output: Path, docs: bool = False, measuring: bool = T
         measuring: False: report what there is, whatever code it was measured with.
 
     Raises:
+        ValueError: if parts that the docs hold would be lost from them.
         NetworkError: if a rank fails or namespaces cannot be made here; finished parts are kept.
     """
     store = Store(output)
+    if docs:
+        there = [part for part in setting.parts if measuring or store.path(part).is_file()]
+        _refuse_losses({part.name for part in there}, output)
     if measuring:
         run(setting.parts, store, setting.kaisa, output, _say)
     paths = [store.path(part) for part in setting.parts]
@@ -84,6 +88,18 @@ def main(setting: Setting, output: Path, docs: bool = False, measuring: bool = T
         if found := predictions(results):
             validation_report.scatter(found, DOCS / "images" / "validation.png")
     return text
+
+
+def _refuse_losses(there: set[str], output: Path) -> None:
+    """The docs say what was measured elsewhere, too: what they have is replaced, never dropped."""
+    path = DOCS / "speed.json"
+    kept = [result["key"] for result in json.loads(path.read_text())] if path.is_file() else []
+    lost = [name for key in kept if (name := f"{key['workload']}-{key['workers']}-{key['link']}") not in there]
+    if lost or not there:
+        raise ValueError(
+            f"the docs would lose {', '.join(lost) or 'everything'}: {output} has no results of it. Measure it there "
+            f"(without --stored, with its workloads and workers), or remove it from {path} first"
+        )
 
 
 def _shortened(value: Any) -> Any:

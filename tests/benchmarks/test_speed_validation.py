@@ -149,3 +149,27 @@ def test_the_docs_are_written_from_stored_results(tmp_path, monkeypatch):
     assert not {"plans", "model_profile", "cluster_profile"} & copy[0].keys()
     assert copy[0]["variants"].keys() == set(NAMES)
     assert (docs / "images" / "validation.png").is_file()
+
+
+def test_docs_never_lose_a_part(tmp_path, monkeypatch):
+    """In a clone the stored results are elsewhere: writing the docs from nothing would empty them."""
+    docs, output = tmp_path / "docs", tmp_path / "output"
+    docs.mkdir()
+    for name in ("speed.md", "validation.md"):
+        (docs / name).write_text("kept <!-- measured: begin -->\nkept\n<!-- measured: end -->\n")
+    monkeypatch.setattr(command, "DOCS", docs)
+    setting = command.Setting(("resnet20",), (2,))
+    store, (first, second, _) = command.Store(output), setting.parts
+
+    def refused(words):
+        before = {path.name: path.read_bytes() for path in docs.iterdir()}
+        with pytest.raises(ValueError, match=words):
+            command.main(setting, output, docs=True, measuring=False)
+        assert {path.name: path.read_bytes() for path in docs.iterdir()} == before
+
+    refused("would lose everything")
+    (docs / "speed.json").write_text(json.dumps([result(link=first.link), result(link=second.link)]))
+    refused("would lose resnet20-2-ResNet-50, resnet20-2-ResNet-152")
+    store.path(first).parent.mkdir(parents=True, exist_ok=True)
+    store.path(first).write_text(json.dumps(result(link=first.link)))
+    refused("would lose resnet20-2-ResNet-152:")
