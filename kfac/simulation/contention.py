@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Hashable, Sequence
 
+from kfac.simulation.conservation import check_slowed_durations, check_times
 from kfac.simulation.events import Task, dependencies
 
 
@@ -33,6 +34,7 @@ def run_slowed(
     Raises:
         ValueError: for a resource that serves in another order, a slowdown outside its range, a negative duration, or
             if tasks wait for each other in a circle.
+        ConservationError: if the result breaks a law (see :mod:`kfac.simulation.conservation`); never seen.
     """
     if not 0 <= slowdown <= 1:
         raise ValueError(f"slowdown={slowdown!r} is a part of the speed, from 0 to 1")
@@ -68,7 +70,10 @@ def run_slowed(
     stuck = [task.name for task, end in zip(tasks, ends, strict=True) if end < 0]
     if stuck:
         raise ValueError(f"tasks wait for each other in a circle: {', '.join(stuck[:5])}")
-    return list(zip(starts, ends, strict=True))
+    times = list(zip(starts, ends, strict=True))
+    check_times(tasks, times, in_order)
+    check_slowed_durations(tasks, times, channel, slowdown, message_s)
+    return times
 
 
 def _next(

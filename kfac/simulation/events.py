@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
+from kfac.simulation.conservation import check_durations, check_times
+
 
 @dataclass(frozen=True)
 class Task:
@@ -38,6 +40,7 @@ def run_tasks(tasks: Sequence[Task], in_order: Collection[Hashable] = ()) -> lis
 
     Raises:
         ValueError: for a negative duration, or if tasks wait for each other in a circle.
+        ConservationError: if the result breaks a law (see :mod:`kfac.simulation.conservation`); never seen.
     """
     for task in tasks:
         if not task.duration_s >= 0:
@@ -74,7 +77,10 @@ def run_tasks(tasks: Sequence[Task], in_order: Collection[Hashable] = ()) -> lis
     stuck = [task.name for task, time in zip(tasks, times, strict=True) if time is None]
     if stuck:
         raise ValueError(f"tasks wait for each other in a circle: {', '.join(stuck[:5])}")
-    return [time for time in times if time is not None]
+    found = [time for time in times if time is not None]
+    check_times(tasks, found, in_order)
+    check_durations(tasks, found)
+    return found
 
 
 def critical_path(

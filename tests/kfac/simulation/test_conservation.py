@@ -1,0 +1,171 @@
+"""Every result is checked for what no simulation may break: each law by results that break it alone, and in the loops
+by faults put into them; and the joint program's finish against the simulator's."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from kfac.planning import ScheduleConfig
+from kfac.planning.joint_fusion import Family, Sent, joint_finish_s
+from kfac.planning.ready_times import ready_times
+from kfac.schedules import make_plan
+from kfac.simulation import ConservationError, Task, contention, events, run_tasks, simulate
+from kfac.simulation.conservation import check_durations, check_slowed_durations, check_times
+from kfac.simulation.contention import run_slowed
+from kfac.timeline import COMMUNICATION_KINDS
+from tests.kfac.simulation.test_iteration import random_cluster, random_model
+
+ORDER = ("x", "channel")
+
+
+def moved(times, i, start_s, end_s=None):
+    before = times[i]
+    return [*times[:i], (start_s, start_s + before[1] - before[0] if end_s is None else end_s), *times[i + 1 :]]
+
+
+def test_each_broken_law_is_named():
+    tasks = [Task("a", 2, ("x",)), Task("b", 3, ("x",)), Task("c", 1, ("y",), (0,)), Task("d", 1, (), (1,))]
+    times = run_tasks(tasks, ORDER)
+    assert times == [(0, 2), (2, 5), (2, 3), (5, 6)]
+    check_times(tasks, times, ORDER)
+    check_durations(tasks, times)
+    for i, start_s, law in (
+        (1, 1, "'b' ran from 1 to 4.0 s, but cannot begin before 2"),  # x serves a until 2
+        (2, 1, "'c' ran from 1 to 2.0 s, but cannot begin before 2"),  # comes after a
+        (3, 4.5, "'d' .* cannot begin before 5"),  # comes after b, without a resource
+        (1, 2.5, "'b' .* could have begun at 2"),  # nothing keeps x
+        (0, 1, "'a' .* could have begun at 0"),
+    ):
+        with pytest.raises(ConservationError, match=f"please report it: {law}"):
+            check_times(tasks, moved(times, i, start_s), ORDER)
+    for end_s in (4.999, 5.001):
+        with pytest.raises(ConservationError, match=r"'b' .* takes 3 s"):
+            check_durations(tasks, moved(times, 1, 2, end_s))
+
+
+def test_a_resource_that_serves_in_any_order_serves_one_at_a_time():
+    tasks = [Task("late", 2, ("y",), (1,)), Task("first", 3), Task("early", 2, ("y",))]
+    assert run_tasks(tasks) == [(3, 5), (0, 3), (0, 2)]  # the list's order is not the resource's
+    check_times(tasks, [(3, 5), (0, 3), (1, 3)], ())
+    with pytest.raises(ConservationError, match=r"'late' .* has 'y' while 'early' has it"):
+        check_times(tasks, [(3, 5), (0, 3), (1.5, 3.5)], ())
+
+
+def test_work_that_messages_slow_is_all_done():
+    """Computing of 8 s beside messages of 2 and 3 s which take half its speed, and half a second each to begin."""
+    tasks = [Task("work", 8, ("x",)), Task("wait", 1), Task("m", 2, ("channel",), (1,)), Task("n", 3, ("channel",))]
+    times = run_slowed(tasks, ORDER, "channel", 0.5, 0.5)
+    assert times == [(0, 11.5), (0, 1), (1, 3), (3, 6)]
+    check_slowed_durations(tasks, times, "channel", 0.5, 0.5)
+    for i, end_s in ((0, 11.4), (0, 11.6), (1, 1.1), (2, 2.9), (3, 6.1)):
+        with pytest.raises(ConservationError, match="takes"):
+            check_slowed_durations(tasks, moved(times, i, times[i][0], end_s), "channel", 0.5, 0.5)
+    for slowdown, message_s in ((0.4, 0.5), (0.6, 0.5), (0.5, 0.4), (0.5, 0.6)):
+        with pytest.raises(ConservationError, match="'work'"):
+            check_slowed_durations(tasks, times, "channel", slowdown, message_s)
+
+
+def test_a_message_that_begins_with_a_task_may_cost_it_something_or_not():
+    tasks = [Task("work", 2, ("x",)), Task("m", 1, ("channel",))]
+    for end_s in (2, 3):
+        check_slowed_durations(tasks, [(0, end_s), (0, 1)], "channel", 0, 1)
+    for end_s in (1.9, 3.1):
+        with pytest.raises(ConservationError, match="'work'"):
+            check_slowed_durations(tasks, [(0, end_s), (0, 1)], "channel", 0, 1)
+
+
+def forgetful(tasks, in_order):
+    """Without the first dependency of the last task."""
+    return real_dependencies([*tasks[:-1], replace(tasks[-1], after=tasks[-1].after[1:])], in_order)
+
+
+def out_of_line(tasks, in_order):
+    """No resource serves in order."""
+    return real_dependencies(tasks, ())
+
+
+real_dependencies = events.dependencies
+
+
+@pytest.mark.parametrize("fault", [forgetful, out_of_line])
+def test_faults_of_the_loops_end_them(fault, monkeypatch):
+    tasks = [Task("a", 2, ("x",)), Task("b", 3, ("x",)), Task("m", 1, ("channel",)), Task("n", 1, ("x",), (1, 2))]
+    if fault is forgetful:
+        tasks = [*tasks, Task("end", 1, (), (3, 0))]
+    run_tasks(tasks, ORDER)
+    run_slowed(tasks, ORDER, "channel", 0.5)
+    monkeypatch.setattr(events, "dependencies", fault)
+    monkeypatch.setattr(contention, "dependencies", fault)
+    if fault is forgetful:  # where nothing serves in order, run_tasks still serves one at a time
+        with pytest.raises(ConservationError, match="cannot begin before"):
+            run_tasks(tasks, ORDER)
+    with pytest.raises(ConservationError, match="cannot begin before"):
+        run_slowed(tasks, ORDER, "channel", 0.5)
+
+
+def test_clocks_that_run_wrong_end_a_simulation(monkeypatch):
+    tasks = [Task("work", 8, ("x",)), Task("m", 2, ("channel",))]
+    real = contention._next
+    monkeypatch.setattr(contention, "_next", lambda running, clocks, speed: real(running, clocks, 1.0))
+    assert run_slowed(tasks, ORDER, "channel", 0) == [(0, 8), (0, 2)]
+    with pytest.raises(ConservationError, match=r"'work' ran from 0.0 to 8.0 s, but takes 9.0"):
+        run_slowed(tasks, ORDER, "channel", 0.5)
+
+
+def test_simulations_of_an_iteration_are_checked(monkeypatch):
+    dice = random.Random(3)
+    model, cluster = random_model(dice), random_cluster(dice, 4)
+    plan = make_plan("spdkfac", model, cluster)
+    simulate(plan, model, cluster)
+    monkeypatch.setattr(events, "dependencies", lambda tasks, _: real_dependencies([*tasks[:-1], Task("", 0)], ()))
+    with pytest.raises(ConservationError):
+        simulate(plan, model, cluster)
+
+
+def test_the_joint_program_and_the_simulator_agree_to_the_last_bit():
+    """A, G and gradients on one channel: when the plan's messages have arrived by the program's own arithmetic."""
+    dice = random.Random(6)
+    several = earlier = 0
+    for _ in range(150):
+        model = random_model(dice, dice.randint(1, 7))
+        layers = tuple(
+            replace(layer, forward_s=dice.random(), backward_s=dice.random(), a_statistics_s=dice.random())
+            for layer in model.layers
+        )
+        model, cluster = replace(model, layers=layers), random_cluster(dice, dice.randint(2, 5))
+        plan = make_plan(ScheduleConfig(pipelining="layerwise", fusion="optimal"), model, cluster)
+        if not plan.messages:
+            continue
+        times, place = ready_times(model), {layer: k for k, layer in enumerate(plan.layers)}
+        layer_of = [place[factor.layer] for factor in plan.factors]
+        ready_s = {
+            **{("A", i): times.a_s[k] for i, k in enumerate(layer_of)},
+            **{("G", i): times.g_s[k] for i, k in enumerate(layer_of)},
+            **{("gradient", k): times.gradient_s[k] for k in range(len(layers))},
+        }
+        elements = {
+            **{(kind, i): factor.elements for kind in "AG" for i, factor in enumerate(plan.factors)},
+            **{("gradient", k): layer.gradient_elements for k, layer in enumerate(layers)},
+        }
+        kinds = ("A", "G", "gradient")
+        items = [[i for m in plan.messages if m.kind == kind for i in m.items] for kind in kinds]
+        families = [
+            Family([ready_s[kind, i] for i in of], [elements[kind, i] for i in of])
+            for kind, of in zip(kinds, items, strict=True)
+        ]
+        sent = [
+            Sent(k, tuple(items[k].index(i) for i in message.items))
+            for message in plan.messages
+            for k in (kinds.index(message.kind),)
+        ]
+        finish_s = joint_finish_s(sent, families, cluster.all_reduce)
+        spans = [s for s in simulate(plan, model, cluster).spans if s.kind in COMMUNICATION_KINDS]
+        messages = [s for s in spans if " message " in s.name]
+        assert max(s.end_s for s in messages) == finish_s
+        several += len({message.kind for message in plan.messages}) == 3
+        alone = [Sent(k, (i,)) for k, of in enumerate(items) for i in range(len(of))]
+        alone.sort(key=lambda one: families[one.family].ready_s[one.group[0]])
+        earlier += finish_s < joint_finish_s(alone, families, cluster.all_reduce)
+    assert several > 80
+    assert earlier > 40, "fusion matters in many, so the number says something"
