@@ -2,15 +2,19 @@
 
 What a moment of a thread is for is said by the innermost event that tells a kind:
 
-* a ``record_function`` range whose name starts with one of our kinds: ``InverseComp: invert A of conv1``;
+* a ``record_function`` range whose name starts with one of our kinds, ``InverseComp: invert A of conv1``: K-FAC makes
+  them itself while a profiler runs (:func:`kfac.recording.profiler_range`); one of communication is around the call
+  that issues it, which is work of what is around that;
 * ``autograd::engine::evaluate_function``: ``BP``;
 * a factorisation or inverse of ``torch.linalg`` outside of such ranges: ``InverseComp``;
-* any other operator up to the end of the last backward pass: ``FF``; after it, and in the optimizer: no kind.
+* any other operator up to the end of the last backward pass: ``FF``; after it, in the optimizer and where batches are
+  fetched: no kind.
 
 Collectives are the ``gloo:`` ranges of the communication threads, or the ``nccl`` kernels. Their kind is that of the
-range in which they were issued, else ``InverseComm`` for a broadcast and ``GradComm`` for the others. Where there are
-kernels, they are the compute lane, each of the kind of the moment that launched it (Kineto's correlation ids); else the
-operators of the thread that trains are.
+range in which they were issued; in none it is ``GradComm``, but for barriers, which have no kind, and broadcasts, which
+are ``InverseComm`` unless the trace has ranges of communication and they are not in any. Where there are kernels, they
+are the compute lane, each of the kind of the moment that launched it (Kineto's correlation ids); else the operators of
+the thread that trains are.
 """
 
 from __future__ import annotations
@@ -27,20 +31,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from kfac.timeline import COMMUNICATION_KINDS, COMMUNICATION_LANE, COMPUTE_LANE, KINDS, Span, Timeline
+from analysis import gloo
+from analysis.kineto_labels import BACKWARD, NOTHING, Label, Rule, collective_label, is_message, label_of
+from kfac.timeline import COMMUNICATION_KINDS, COMMUNICATION_LANE, COMPUTE_LANE, Span, Timeline
 
-Rule = tuple[re.Pattern[str], str]
-"""Events whose names a pattern finds are of this kind."""
-
-_RANGE = re.compile(rf"({'|'.join(KINDS)})\b\W*(.*)")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _COLLECTIVE = re.compile(r"(?:gloo:|nccl)", re.IGNORECASE)
-_COLLECTIVE_NAME = re.compile(
-    r"(?:gloo:|ncclDevKernel_|ncclKernel_|nccl:)([A-Za-z]+(?:_(?!Sum|Ring|RING|Tree|TREE|LL)[a-z]+)*)"
-)
-_INVERSE = re.compile(r"aten::_?(?:linalg_(?:cholesky|eigh|inv|solve|svd|lu|ldl|qr)|cholesky)")
-_BACKWARD = "autograd::engine::evaluate_function"
-_HOST = ("cpu_op", "user_annotation")
+_RANGE = "user_annotation"
+_HOST = ("cpu_op", _RANGE)
 _LAUNCH = ("cuda_runtime", "cuda_driver", "hip_runtime")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -56,41 +54,13 @@ class _Event:
 
 
 @dataclass(frozen=True)
-class _Label:
-    """What a moment is for; no kind: nothing of ours."""
-
-    kind: str | None
-    name: str = ""
-    explicit: bool = False  # said by the user, so that operators inside do not know better
-
-
-@dataclass(frozen=True)
 class _Segment:
-    label: _Label
+    label: Label
     start: float
     end: float
 
 
-_NOTHING = _Label(None, explicit=True)
 _start = attrgetter("start")
-
-
-def parse_rules(texts: Iterable[str]) -> list[Rule]:
-    """Rules from ``PATTERN=KIND``.
-
-    Raises:
-        ValueError: for another form, a kind that there is not, or a pattern that is no regular expression.
-    """
-    rules = []
-    for text in texts:
-        pattern, _, kind = text.rpartition("=")
-        if not pattern or kind not in KINDS:
-            raise ValueError(f"--rule {text}: give PATTERN=KIND with a kind of: {', '.join(KINDS)}")
-        try:
-            rules.append((re.compile(pattern), kind))
-        except re.error as error:
-            raise ValueError(f"--rule {text}: {pattern!r} is no regular expression: {error}") from error
-    return rules
 
 
 def load_trace(path: Path) -> Any:
@@ -156,6 +126,8 @@ class _Trace:
                 self.host[event.thread].append(event)
         self.device = sorted((e for e in events if e.category in _DEVICE), key=_start)
         self.launches = {e.correlation: e for e in events if e.category in _LAUNCH and e.correlation is not None}
+        self.told = any(is_message(e.name) for of in self.host.values() for e in of if e.category == _RANGE)
+        self._last_backward = _last_backward([event for of in self.host.values() for event in of])
         self.segments = {thread: self._segments(of) for thread, of in self.host.items()}
         self.starts = {thread: [s.start for s in of] for thread, of in self.segments.items()}
 
@@ -196,52 +168,50 @@ class _Trace:
             before = max((e.end for s, e in launched if (e.start if s is None else s.start) < start), default=free)
             begin = max(start, before)
             free = max([end, *(e.end for _, e in mine)])
-            compute, messages = [], []
-            for launch, event in mine:
-                label = self._at(launch) if launch else _NOTHING
-                if _COLLECTIVE.match(event.name):
-                    messages.append(_Segment(_collective(event.name, label), event.start, event.end))
-                elif label.kind not in (None, *COMMUNICATION_KINDS):
-                    compute.append(_Segment(label, event.start, event.end))
+            labelled = [(self._at(launch) if launch else NOTHING, event) for launch, event in mine]
+            compute = [_Segment(a.computing, e.start, e.end) for a, e in labelled if not _COLLECTIVE.match(e.name)]
+            messages = self._messages((a, e) for a, e in labelled if _COLLECTIVE.match(e.name))
             found[number] = self._timeline(begin, free, _joined(compute, 0.0), messages)
         return found
 
     def _launch(self, event: _Event) -> _Event | None:
         return self.launches.get(event.correlation)
 
-    def _at(self, launch: _Event) -> _Label:
+    def _at(self, launch: _Event) -> Label:
         """What the launching thread was doing."""
         place = bisect_right(self.starts.get(launch.thread, []), launch.start) - 1
         segment = self.segments[launch.thread][place] if place >= 0 else None
-        return segment.label if segment and launch.start < segment.end else _NOTHING
+        return segment.label if segment and launch.start < segment.end else NOTHING
 
     def _compute_of_host(self, thread: Any, start: float, end: float) -> list[_Segment]:
         """The thread's work in an iteration; between operators of one kind Python works for the same."""
         within = (s for s in self.segments.get(thread, ()) if start <= s.start < end)
-        parts = _joined((s for s in within if s.label.kind or s.label.explicit), math.inf)
-        return [s for s in parts if s.label.kind not in (None, *COMMUNICATION_KINDS)]
+        parts = (_Segment(s.label.computing, s.start, s.end) for s in within)
+        return _joined((s for s in parts if s.label.kind or s.label.explicit), math.inf)
 
     def _host_collectives(self) -> list[_Segment]:
-        """The ``gloo:`` ranges; those of one name were issued in the order in which they began."""
-        done, issued = defaultdict(list), defaultdict(list)
-        for event in sorted((e for of in self.host.values() for e in of), key=_start):
-            if event.name.startswith("gloo:"):
-                done[_plain(event.name)].append(event)
-            elif event.name.startswith("c10d::"):
-                issued[_plain(event.name)].append(event)
-        found = []
-        for name, events in done.items():
-            calls = issued[name] if len(issued[name]) == len(events) else [None] * len(events)
-            for event, call in zip(events, calls, strict=True):
-                label = self._at(call) if call else _NOTHING
-                found.append(_Segment(_collective(event.name, label), event.start, event.end))
-        return found
+        """The ``gloo:`` ranges."""
+        everything = [event for of in self.host.values() for event in of]
+        work = [e for e in everything if e.name.startswith("gloo:")]
+        calls = [e for e in everything if e.name.startswith("c10d::")]
+        labels = [self._at(call) for call in calls]
+        issued = gloo.issued_by(
+            [
+                gloo.Call(_plain(c.name), c.start, a.kind in COMMUNICATION_KINDS)
+                for c, a in zip(calls, labels, strict=True)
+            ],
+            [gloo.Work(_plain(e.name), e.start, e.thread) for e in work],
+        )
+        return self._messages((NOTHING if k is None else labels[k], e) for k, e in zip(issued, work, strict=True))
+
+    def _messages(self, found: Iterable[tuple[Label, _Event]]) -> list[_Segment]:
+        """Collectives by the moments that issued them."""
+        return [_Segment(collective_label(e.name, issued, self.told), e.start, e.end) for issued, e in found]
 
     def _segments(self, events: Sequence[_Event]) -> list[_Segment]:
         """A thread's time by what it is for: an event inside another one cuts it."""
-        last_backward = self._last_backward(events)
         found: list[_Segment] = []
-        stack: list[tuple[_Event, _Label]] = []
+        stack: list[tuple[_Event, Label]] = []
         cursor = -math.inf
 
         def emit(until: float) -> None:
@@ -258,49 +228,27 @@ class _Trace:
         for event in events:
             close(event.start)
             emit(event.start)
-            stack.append((event, self._label(event, stack[-1][1] if stack else _Label(None), last_backward)))
+            around = stack[-1][1] if stack else Label(None)
+            over = event.start >= self._last_backward(event.start)
+            stack.append((event, label_of(event.name, event.category == _RANGE, around, self.rules, over)))
         close(math.inf)
         return _joined(found, 0.0)
 
-    def _last_backward(self, events: Sequence[_Event]) -> Callable[[float], float]:
-        """Of a moment: when the last backward pass of its iteration ends; never in a trace without one."""
-        ends = [(e.start, e.end) for e in events if e.name.startswith(_BACKWARD)]
-        if not ends:
-            return lambda _: math.inf
-        begins = sorted(e.start for e in events if _STEP.fullmatch(e.name))
-        last: dict[int, float] = {}
-        for start, end in ends:
-            number = bisect_right(begins, start)
-            last[number] = max(end, last.get(number, end))
-        return lambda moment: last.get(bisect_right(begins, moment), -math.inf)
 
-    def _label(self, event: _Event, around: _Label, last_backward: Callable[[float], float]) -> _Label:
-        for pattern, kind in self.rules:
-            if pattern.search(event.name):
-                return _Label(kind, event.name, explicit=True)
-        if event.category == "user_annotation":
-            return _of_range(event.name) or around
-        return around if around.explicit and around.kind else _of_operator(event, around, last_backward)
+def _last_backward(events: Sequence[_Event]) -> Callable[[float], float]:
+    """Of a moment: when the last backward pass of its iteration ends; never in a trace without one.
 
-
-def _of_range(name: str) -> _Label | None:
-    """What a user's or the optimizer's range says; None: nothing."""
-    if match := _RANGE.match(name):
-        return _Label(match[1], match[2] or match[1], explicit=True)
-    return _NOTHING if name.startswith("Optimizer.") else None
-
-
-def _of_operator(event: _Event, around: _Label, last_backward: Callable[[float], float]) -> _Label:
-    """What an operator is for that no range tells."""
-    if event.name.startswith(_BACKWARD):
-        return _Label("BP", "backward")
-    if event.name.startswith("c10d::"):
-        return _NOTHING
-    if around.kind not in ("BP", "InverseComp") and _INVERSE.match(event.name):
-        return _Label("InverseComp", event.name)
-    if around.kind or around is _NOTHING or event.start >= last_backward(event.start):
-        return around
-    return _Label("FF", "forward")
+    On a GPU backward passes run in a thread of their own.
+    """
+    ends = [(e.start, e.end) for e in events if e.name.startswith(BACKWARD)]
+    if not ends:
+        return lambda _: math.inf
+    begins = sorted(e.start for e in events if _STEP.fullmatch(e.name))
+    last: dict[int, float] = {}
+    for start, end in ends:
+        number = bisect_right(begins, start)
+        last[number] = max(end, last.get(number, end))
+    return lambda moment: last.get(bisect_right(begins, moment), -math.inf)
 
 
 def _step(event: _Event) -> re.Match[str] | None:
@@ -311,20 +259,11 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z]", "", name.rsplit(":", maxsplit=1)[-1].lower())
 
 
-def _collective(name: str, label: _Label) -> _Label:
-    """What a collective is for: as the range says in which it was issued."""
-    if label.kind in COMMUNICATION_KINDS:
-        return label
-    match = _COLLECTIVE_NAME.search(name)
-    short = match[1] if match else name
-    return _Label("InverseComm" if "broadcast" in short.lower() else "GradComm", short)
-
-
 def _joined(segments: Iterable[_Segment], gap: float) -> list[_Segment]:
-    """Neighbours of one label that at most ``gap`` microseconds part as one."""
+    """Neighbours of one label that at most ``gap`` microseconds part as one, and the pieces of one range."""
     found: list[_Segment] = []
     for s in sorted(segments, key=_start):
-        if found and found[-1].label == s.label and s.start - found[-1].end <= gap:
+        if found and found[-1].label == s.label and s.start - found[-1].end <= (0.0 if s.label.whole else gap):
             found[-1] = _Segment(s.label, found[-1].start, max(found[-1].end, s.end))
         else:
             found.append(s)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.chakra import Carried, carried
-from analysis.kineto import Rule, from_kineto, is_kineto, load_trace
+from analysis.kineto import from_kineto, is_kineto, load_trace
+from analysis.kineto_labels import Rule
 from analysis.runs import load_timelines
 from experiments.records import RunRecord
 from experiments.simulated import simulated_timeline

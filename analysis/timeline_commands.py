@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.chakra import write_chakra
 from analysis.diff_tables import diff_page, kinds_table, parts_table, side_names
-from analysis.kineto import parse_rules
+from analysis.kineto_labels import parse_rules
 from analysis.output import Answer, add_output, checked, give
 from analysis.report import timeline_table, timeline_tables
 from analysis.sources import SIMULATED, Source, merged, read_source

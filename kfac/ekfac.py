@@ -9,6 +9,7 @@ own ``lambda_G lambda_A^T`` on, until the next one changes the basis.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -91,9 +92,8 @@ class EigenvalueCorrection:
         sums = [self._sums.get(k, torch.zeros_like(self._before(k))) for k in wanted]
         flags = on_device([float(k in self._several) for k in wanted], sums[0])
         flat = torch.cat([*(part.reshape(-1) for part in sums), flags])
-        work = self._communicator.all_reduce(flat, "kfac_FactorComm")
-        self._recorder.flight("FactorComm", "eigenvalues", work)
-        work.wait()
+        issue = partial(self._communicator.all_reduce, flat, "kfac_FactorComm")
+        self._recorder.flight("FactorComm", "eigenvalues", issue).wait()
         *parts, several = flat.split([*(part.numel() for part in sums), len(wanted)])
         for k, part, flag in zip(wanted, parts, several.tolist(), strict=True):
             if flag:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -286,8 +287,8 @@ class Execution:
         with self._side.work():  # where the parts of it were made
             with self._recorder.span("FactorComp", "summary"):
                 buffer = self.exchange.summary()
-            work = self._communicator.all_reduce(buffer, "kfac_FactorComm")
-        self._recorder.flight("FactorComm", "summary", work)
+            issue = partial(self._communicator.all_reduce, buffer, "kfac_FactorComm")
+            work = self._recorder.flight("FactorComm", "summary", issue)
         return buffer, work
 
     def discard(self) -> None:

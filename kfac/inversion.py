@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -195,8 +196,8 @@ class _Traffic:
     def _send(self, group: tuple[int, ...], buffer: Tensor) -> None:
         owner = self._plan.inverse_owner[group[0]]
         assert owner is not None
-        work = self._communicator.broadcast(buffer, owner, "kfac_InverseComm")
-        self._recorder.flight("InverseComm", self._plan.broadcast_name(group), work)
+        issue = partial(self._communicator.broadcast, buffer, owner, "kfac_InverseComm")
+        work = self._recorder.flight("InverseComm", self._plan.broadcast_name(group), issue)
         self._sent.append((group, buffer, work))
 
     def flush(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -76,17 +77,20 @@ class MessageQueue:
     def _send(self) -> None:
         number = self._sent
         message = self._messages[number]
-        name = f"{message.kind} message {number} ({len(message.items)} items)"
-        label = f"kfac_{KIND[message.kind]}"
+        kind, name = KIND[message.kind], f"{message.kind} message {number} ({len(message.items)} items)"
         with self._side.work():
             buffer = self._pack(message)
-            if message.root is None:
-                work = self._communicator.all_reduce(buffer, label)
-            else:
-                work = self._communicator.reduce(buffer, message.root, label)
-        self._recorder.flight(KIND[message.kind], name, work)
+            issue = partial(self._issue, message, buffer)
+            # What goes nowhere is no message to be seen.
+            work = issue() if self._communicator.world_size == 1 else self._recorder.flight(kind, name, issue)
         self._flights.append((message, buffer, work))
         self._sent += 1
+
+    def _issue(self, message: Message, buffer: Tensor) -> Work:
+        label = f"kfac_{KIND[message.kind]}"
+        if message.root is None:
+            return self._communicator.all_reduce(buffer, label)
+        return self._communicator.reduce(buffer, message.root, label)
 
     def flush(self) -> None:
         """Send everything that has not left; items that never came are packed as they are."""

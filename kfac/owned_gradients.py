@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -67,8 +68,8 @@ class OwnedGradients:
             if mine:
                 with self._recorder.span("Precondition", f"own layers ({len(group)})"):
                     self._fill(buffer, group, found, solve)
-            work = self._communicator.broadcast(buffer, owner, "kfac_GradComm")
-            self._recorder.flight("GradComm", self._plan.gradient_name(group), work)
+            issue = partial(self._communicator.broadcast, buffer, owner, "kfac_GradComm")
+            work = self._recorder.flight("GradComm", self._plan.gradient_name(group), issue)
             self._sent.append((group, list(found), buffer, work))
 
     def _fill(
