@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,6 @@ from benchmarks.workloads import WORKLOADS
 from experiments.provenance import code_identity, environment_facts
 
 DOCS = ROOT / "docs"
-LONG = ("model_profile", "cluster_profile", "plans", "considered")
-"""What a result has for simulations and decisions, and the copy in the docs has not."""
 
 
 @dataclass(frozen=True)
@@ -63,49 +63,55 @@ def main(setting: Setting, output: Path, docs: bool = False, measuring: bool = T
     Args:
         setting: what to measure.
         output: a folder for results and pictures.
-        docs: also into ``docs/speed.json`` and ``docs/speed.md``, and what simulations predict of it, into
-            ``docs/validation.md``.
-        measuring: False: report what there is, whatever code it was measured with.
+        docs: also into ``docs/speed.json.gz`` and ``docs/speed.md``, and what simulations predict of it, into
+            ``docs/validation.md``. Parts that the docs have and ``output`` has not stay.
+        measuring: False: report what there is, in ``output`` or else in the docs, whatever code it was measured with.
 
     Raises:
-        ValueError: if parts that the docs hold would be lost from them.
+        ValueError: if there is nothing to report, or the docs' results are damaged.
         NetworkError: if a rank fails or namespaces cannot be made here; finished parts are kept.
     """
     store = Store(output)
-    if docs:
-        there = [part for part in setting.parts if measuring or store.path(part).is_file()]
-        _refuse_losses({part.name for part in there}, output)
     if measuring:
         run(setting.parts, store, setting.kaisa, output, _say)
-    paths = [store.path(part) for part in setting.parts]
-    results = [json.loads(path.read_text()) for path in paths if path.is_file()]
+    names = [part.name for part in setting.parts]
+    known = stored([store.path(part) for part in setting.parts], with_docs=docs or not measuring)
+    results = [result for name, result in known.items() if docs or name in names]
+    if not results:
+        raise ValueError(f"nothing to report: neither {output} nor {published()} has results of {', '.join(names)}")
     text = report(results)
     if docs:
-        kept = [_shortened(result) for result in results]
-        (DOCS / "speed.json").write_text(json.dumps(kept, separators=(",", ":")) + "\n")
+        published().write_bytes(gzip.compress(json.dumps(results, separators=(",", ":")).encode(), mtime=0))
         _write_page("speed.md", text)
         _write_page("validation.md", validation_report.report(results))
-        if found := predictions(results):
-            validation_report.scatter(found, DOCS / "images" / "validation.png")
+        if predicted := predictions(results):
+            validation_report.scatter(predicted, DOCS / "images" / "validation.png")
     return text
 
 
-def _refuse_losses(there: set[str], output: Path) -> None:
-    """The docs say what was measured elsewhere, too: what they have is replaced, never dropped."""
-    path = DOCS / "speed.json"
-    kept = [result["key"] for result in json.loads(path.read_text())] if path.is_file() else []
-    lost = [name for key in kept if (name := f"{key['workload']}-{key['workers']}-{key['link']}") not in there]
-    if lost or not there:
-        raise ValueError(
-            f"the docs would lose {', '.join(lost) or 'everything'}: {output} has no results of it. Measure it there "
-            f"(without --stored, with its workloads and workers), or remove it from {path} first"
-        )
+def published() -> Path:
+    """The results that the docs' figures are made from: plans, profiles and all."""
+    return DOCS / "speed.json.gz"
 
 
-def _shortened(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _shortened(inner) for key, inner in value.items() if key not in LONG}
-    return value
+def stored(paths: Iterable[Path], with_docs: bool) -> dict[str, dict[str, Any]]:
+    """Results by the names of their parts: those of these files that exist, before what the docs have of the same.
+
+    Raises:
+        ValueError: for a file that holds no results, naming it.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path in [published(), *paths] if with_docs else paths:
+        if not path.is_file():
+            continue
+        try:
+            data = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+            for result in data if isinstance(data, list) else [data]:
+                key = result["key"]
+                found[Part(key["workload"], key["workers"], key["link"]).name] = result
+        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} holds no results of this benchmark: {error!r}") from error
+    return found
 
 
 def _write_page(name: str, text: str) -> None:

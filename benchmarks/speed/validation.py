@@ -50,6 +50,8 @@ class Prediction:
         measured_s: median seconds of an iteration.
         noise: half the distance of its quartiles over its median.
         predicted_s: with what computing loses to messages; ``ideal_s``: without.
+        parts_s, overlap_s: what simple arithmetic predicts: the sum of computing and messages, as if nothing
+            overlapped, and the greater of both, as if everything did.
         components: seconds of each of :data:`COMPONENTS`, measured and predicted.
         calibrated: whether it was used to calibrate.
     """
@@ -62,6 +64,8 @@ class Prediction:
     noise: float
     predicted_s: float
     ideal_s: float
+    parts_s: float
+    overlap_s: float
     components: Mapping[str, tuple[float, float]]
     calibrated: bool
 
@@ -170,6 +174,9 @@ def predictions(results: Sequence[Result]) -> list[Prediction]:
             there = replace(interference, wait_s=wait_s if plan.schedule.curvature else 0.0)
             timeline = _simulated(plan, model, cluster, there)
             ideal = _simulated(plan, model, cluster, replace(NO_INTERFERENCE, wait_s=there.wait_s))
+            busy_s = ideal.busy_s()
+            messages_s = sum(busy_s[kind] for kind in COMMUNICATION_KINDS)
+            computing_s, rest_s = sum(busy_s.values()) - messages_s, there.wait_s + model.update_s
             measured = result["variants"][variant]
             low, middle, high = quartiles(measured["seconds"])
             found.append(
@@ -180,6 +187,8 @@ def predictions(results: Sequence[Result]) -> list[Prediction]:
                     noise=(high - low) / 2 / middle,
                     predicted_s=timeline.iteration_s,
                     ideal_s=ideal.iteration_s,
+                    parts_s=computing_s + messages_s + rest_s,
+                    overlap_s=max(computing_s, messages_s) + rest_s,
                     components=_components(measured["exposed_s"], timeline.breakdown_s()),
                     calibrated=calibrates(*of_part, variant),
                 )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from scipy.stats import kendalltau
 
-from benchmarks.pages import table
+from benchmarks.pages import quartiles, table
 from benchmarks.speed.parts import UNLIMITED
+from benchmarks.speed.report import ratios
 from benchmarks.speed.validation import COMPONENTS, FITTED, WORKERS, Prediction, Result, calibrate, predictions
-from benchmarks.speed.variants import TITLES
+from benchmarks.speed.variants import BASELINE, PAPER, SGD, TITLES
 from benchmarks.workloads import WORKLOADS
 from kfac.timeline import KIND_COLORS
 
@@ -24,6 +27,10 @@ LEAST_SHARE = 0.05
 GOAL_MEDIAN, GOAL_95, GOAL_COMPONENT, GOAL_SHARED = 0.03, 0.06, 0.10, 0.15
 """Relative errors that the project set itself: median (or twice the noise), 95th percentile (or thrice), of components,
 and where workers share cores."""
+GOAL_BIAS = 0.02
+"""The median error with its sign, either way."""
+GOAL_RATIO = 0.03
+"""How far a predicted ratio of SPD-KFAC's time to D-KFAC's may be off."""
 GOAL_TAU, GOAL_WINNERS = 0.9, 0.95
 """Kendall's rank correlation of the variants of a part, and the share of pairs that differ by more than twice the noise
 of which the right one is predicted to be faster."""
@@ -36,22 +43,27 @@ class Quality:
     Args:
         count: configurations.
         median, high: of the absolute relative errors, the median and the 95th percentile.
-        ideal: the median where computing loses nothing to messages.
+        bias: the median of the errors with their signs.
+        with_sgd: the median of the absolute errors if S-SGD's, which tells the machine's speed, is counted too.
+        simple: by name the median where something simpler predicts: computing that loses nothing to messages, nothing
+            that overlaps, everything that does.
         noise: the median noise.
-        components: by component the median absolute relative error, and of how many configurations.
+        components: by component the median absolute relative error, the 95th percentile, and of how many.
         tau: the least of Kendall's rank correlations of the parts, and their median.
-        winners: of pairs of one part that differ by more than twice their noise, how many are in the right order, and
-            how many there are.
+        pairs: of pairs of one part that differ by more than so many times the sum of both noises, how many are in the
+            right order, and how many there are.
     """
 
     count: int
     median: float
     high: float
-    ideal: float
+    bias: float
+    with_sgd: float
+    simple: Mapping[str, float]
     noise: float
-    components: Mapping[str, tuple[float, int]]
+    components: Mapping[str, tuple[float, float, int]]
     tau: tuple[float, float]
-    winners: tuple[int, int]
+    pairs: Mapping[int, tuple[int, int]]
 
 
 def quality(found: Sequence[Prediction]) -> Quality:
@@ -67,7 +79,8 @@ def quality(found: Sequence[Prediction]) -> Quality:
     components = {}
     for name in COMPONENTS:
         pairs = [one.components[name] for one in tested if one.components[name][0] > LEAST_SHARE * one.measured_s]
-        components[name] = (median(abs(p / m - 1) for m, p in pairs) if pairs else 0.0, len(pairs))
+        off = [abs(p / m - 1) for m, p in pairs] or [0.0]
+        components[name] = (median(off), float(np.percentile(off, 95)), len(pairs))
     parts: dict[tuple[str, int, str], list[Prediction]] = {}
     for one in tested:
         parts.setdefault(one.part, []).append(one)
@@ -76,23 +89,37 @@ def quality(found: Sequence[Prediction]) -> Quality:
         for part in parts.values()
         if len(part) > 2
     ]
-    clear = [
-        (a, b)
-        for part in parts.values()
-        for a, b in combinations(part, 2)
-        if abs(a.measured_s - b.measured_s) > 2 * (a.noise * a.measured_s + b.noise * b.measured_s)
-    ]
-    right = sum((a.measured_s < b.measured_s) == (a.predicted_s < b.predicted_s) for a, b in clear)
+
+    def median_error(seconds: Callable[[Prediction], float]) -> float:
+        return median(abs(seconds(one) / one.measured_s - 1) for one in tested)
+
     return Quality(
         count=len(tested),
         median=median(errors),
         high=float(np.percentile(errors, 95)),
-        ideal=median(abs(one.ideal_s / one.measured_s - 1) for one in tested),
+        bias=median(one.error for one in tested),
+        with_sgd=median(abs(one.error) for one in found if one.variant == SGD or not one.calibrated),
+        simple={
+            "without interference": median_error(attrgetter("ideal_s")),
+            "nothing overlaps": median_error(attrgetter("parts_s")),
+            "everything overlaps": median_error(attrgetter("overlap_s")),
+        },
         noise=median(one.noise for one in tested),
         components=components,
         tau=(min(taus, default=1.0), median(taus) if taus else 1.0),
-        winners=(right, len(clear)),
+        pairs={times: _in_order(list(parts.values()), times) for times in (2, 1, 0)},
     )
+
+
+def _in_order(parts: Sequence[Sequence[Prediction]], times: int) -> tuple[int, int]:
+    """Pairs in the right order, and all: those that differ by more than so many times the sum of their noises."""
+    clear = [
+        (a, b)
+        for part in parts
+        for a, b in combinations(part, 2)
+        if abs(a.measured_s - b.measured_s) > times * (a.noise * a.measured_s + b.noise * b.measured_s)
+    ]
+    return sum((a.measured_s < b.measured_s) == (a.predicted_s < b.predicted_s) for a, b in clear), len(clear)
 
 
 def report(results: Sequence[Result]) -> str:
@@ -113,12 +140,14 @@ def report(results: Sequence[Result]) -> str:
     shared = [one for one in found if one.workers > WORKERS]
     if shared:
         lines.append(_goals(shared, "On four workers, which share two cores, from what two took"))
+    if rows := paper_ratios(results, found):
+        lines.append(_paper_table(rows))
     return "\n\n".join([*lines, *_tables(found)])
 
 
 def _goals(found: Sequence[Prediction], where: str) -> str:
     q = quality(found)
-    right, clear = q.winners
+    right, clear = q.pairs[2]
     shared = any(one.workers > WORKERS for one in found)
     limit, high = max(GOAL_MEDIAN, 2 * q.noise), max(GOAL_95, 3 * q.noise)
 
@@ -126,24 +155,91 @@ def _goals(found: Sequence[Prediction], where: str) -> str:
         return "met" if good else "**not met**"
 
     errors = (
-        f"median error {q.median:.1%} (goal {GOAL_SHARED:.0%}: {met(q.median <= GOAL_SHARED)})"
+        f"median error {q.median:.1%} (goal {GOAL_SHARED:.0%}: {met(q.median <= GOAL_SHARED)}), "
+        f"95th percentile {q.high:.1%}"
         if shared
         else f"median error {q.median:.1%} (goal {limit:.1%}: {met(q.median <= limit)}), 95th percentile {q.high:.1%} "
         f"(goal {high:.1%}: {met(q.high <= high)})"
     )
-    parts = ", ".join(f"{name} {error:.0%} of {count}" for name, (error, count) in q.components.items() if count)
-    worst = max((error for error, count in q.components.values() if count), default=0.0)
+    bias = f"with signs {q.bias:+.1%} in the median (goal {GOAL_BIAS:.0%} either way: {met(abs(q.bias) <= GOAL_BIAS)})"
+    simple = ", ".join(f"{name} {error:.1%}" for name, error in q.simple.items())
+    parts = ", ".join(
+        f"{name} {error:.0%} ({worse:.0%}) of {count}" for name, (error, worse, count) in q.components.items() if count
+    )
+    worst = max((error for error, _, count in q.components.values() if count), default=0.0)
+    others = " and ".join(
+        f"{100 * a / max(1, b):.3g}% of {b} {which}"
+        for which, (a, b) in (("from the sum on", q.pairs[1]), ("in all", q.pairs[0]))
+    )
     rows = [
         f"{where}: {q.count} configurations that nothing was calibrated on, noise {q.noise:.1%} in the median.",
-        f"- Iterations: {errors}. Without interference the median error would be {q.ideal:.1%}.",
-        f"- Components that are at least {LEAST_SHARE:.0%} of an iteration, median error: {parts} "
-        f"(goal {GOAL_COMPONENT:.0%}: {met(worst <= GOAL_COMPONENT)}).",
+        f"- Iterations: {errors}; {bias}. Counting S-SGD, whose passes tell the machine's speed: {q.with_sgd:.1%}.",
+        f"- The median error of what is simpler: {simple}.",
+        f"- Components that are at least {LEAST_SHARE:.0%} of an iteration, median error (95th percentile): {parts} "
+        f"(goal {GOAL_COMPONENT:.0%} in the median: {met(worst <= GOAL_COMPONENT)}).",
         f"- Order of the variants of a part: Kendall's tau {q.tau[1]:.2f} in the median, {q.tau[0]:.2f} at least "
         f"(goal {GOAL_TAU}: {met(q.tau[1] >= GOAL_TAU)}).",
-        f"- Of {clear} pairs that differ by more than twice their noise {right} are in the right order "
-        f"({right / max(1, clear):.0%}, goal {GOAL_WINNERS:.0%}: {met(right >= GOAL_WINNERS * clear)}).",
+        f"- Of {clear} pairs that differ by more than twice the sum of their noises {right} are in the right order "
+        f"({right / max(1, clear):.0%}, goal {GOAL_WINNERS:.0%}: {met(right >= GOAL_WINNERS * clear)}); {others}.",
     ]
     return "\n".join([rows[0], "", *rows[1:]])
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """SPD-KFAC's time over D-KFAC's on one part.
+
+    Args:
+        part: which.
+        low, measured, high: quartiles over the rounds.
+        predicted: by the simulations.
+    """
+
+    part: tuple[str, int, str]
+    low: float
+    measured: float
+    high: float
+    predicted: float
+
+    @property
+    def off(self) -> float:
+        """Predicted less measured."""
+        return self.predicted - self.measured
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the other one is predicted to be the faster one, where noise does not decide."""
+        return (self.predicted < 1 < self.low) or (self.high < 1 < self.predicted)
+
+
+def paper_ratios(results: Sequence[Result], found: Sequence[Prediction]) -> list[Ratio]:
+    """Of the parts that did not calibrate."""
+    of = {(*one.part, one.variant): one for one in found}
+    ratios_of = []
+    for result in results:
+        part = (result["key"]["workload"], result["key"]["workers"], result["key"]["link"])
+        mine, base = of.get((*part, PAPER)), of.get((*part, BASELINE))
+        if mine and base and not (mine.calibrated and base.calibrated):
+            ratios_of.append(Ratio(part, *quartiles(ratios(result, PAPER)), mine.predicted_s / base.predicted_s))
+    return ratios_of
+
+
+def _paper_table(rows: Sequence[Ratio]) -> str:
+    """What a reader of the paper asks first."""
+    near = sum(abs(row.off) <= GOAL_RATIO for row in rows)
+    wrong = sum(row.wrong for row in rows)
+    worst = max((abs(row.off) for row in rows), default=0.0)
+    said = "met" if near == len(rows) else "**not met**"
+    cells = [
+        [_title(row.part), *(f"{x:.2f}" for x in (row.measured, row.low, row.high, row.predicted)), f"{row.off:+.2f}"]
+        for row in rows
+    ]
+    return (
+        f"SPD-KFAC's time over D-KFAC's, where neither calibrated: {near} of {len(rows)} are within {GOAL_RATIO} of "
+        f"what was measured (goal all: {said}), the worst is {worst:.2f} off; in {wrong} the wrong one of both is said "
+        "to be faster though the quartiles are on one side of 1.\n\n"
+        + table(("", "measured", "first quartile", "third", "predicted", "off by"), cells)
+    )
 
 
 def _tables(found: Sequence[Prediction]) -> list[str]:
@@ -162,56 +258,73 @@ def _tables(found: Sequence[Prediction]) -> list[str]:
             for one in found
             if one.part == part
         ]
-        workload, workers, link = part
-        links = "unlimited links" if link == UNLIMITED else f"ratio of {link}"
-        blocks.append(f"### {WORKLOADS[workload].title}, {workers} workers, {links}\n\n{table(header, rows)}")
+        blocks.append(f"### {_title(part)}\n\n{table(header, rows)}")
     return blocks
 
 
+def _title(part: tuple[str, int, str]) -> str:
+    workload, workers, link = part
+    links = "unlimited links" if link == UNLIMITED else f"ratio of {link}"
+    return f"{WORKLOADS[workload].title}, {workers} workers, {links}"
+
+
 MARKS = {"resnet20": "o", "resnet20_b16": "s", "gpt": "^", "resnet18": "D", "tiny": "v"}
+WORKER_COLORS = {2: KIND_COLORS["FactorComp"], 4: KIND_COLORS["InverseComp"]}
 
 
 def scatter(found: Sequence[Prediction], path: Path) -> None:
-    """Measured against predicted, on logarithmic axes; noise as bars, filled where nothing was calibrated."""
+    """Measured against predicted on logarithmic axes, and the errors below; hollow where something was calibrated."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import NullLocator, PercentFormatter
 
     from paper_figures.style import COLUMN_IN, paper_style
 
     with paper_style():
-        figure = Figure(figsize=(1.4 * COLUMN_IN, 1.4 * COLUMN_IN), layout="constrained")
-        axes = figure.add_subplot(xscale="log", yscale="log", aspect="equal")
+        figure = Figure(figsize=(1.5 * COLUMN_IN, 2.1 * COLUMN_IN), layout="constrained")
+        above, below = figure.subplots(2, 1, height_ratios=(3, 2), sharex=True)
         seconds = [s for one in found for s in (one.measured_s, one.predicted_s)]
         ends = [1e3 * min(seconds) / 1.15, 1e3 * max(seconds) * 1.15]
-        axes.plot(ends, ends, color="black", linewidth=0.7, zorder=1)
-        axes.fill_between(
-            ends, [e * 0.95 for e in ends], [e * 1.05 for e in ends], color="#e6e6e6", zorder=0, label="within 5 %"
-        )
-        color = KIND_COLORS["FactorComp"]
-        for workload in dict.fromkeys(one.workload for one in found):
-            for calibrated in (False, True):
-                some = [one for one in found if one.workload == workload and one.calibrated == calibrated]
-                axes.errorbar(
-                    [1e3 * one.measured_s for one in some],
-                    [1e3 * one.predicted_s for one in some],
-                    xerr=[1e3 * one.measured_s * one.noise for one in some],
-                    fmt=MARKS[workload],
-                    markersize=3.5,
-                    markerfacecolor="white" if calibrated else color,
-                    markeredgecolor=color,
-                    markeredgewidth=0.7,
-                    ecolor="#595959",
-                    elinewidth=0.5,
-                    label="_" if calibrated else WORKLOADS[workload].title,
-                    zorder=3,
-                )
-        axes.plot([], [], "o", markersize=3.5, markerfacecolor="white", markeredgecolor="black", label="calibrates")
-        axes.set(xlabel="measured, ms per iteration", ylabel="predicted, ms per iteration", xlim=ends, ylim=ends)
+        above.plot(ends, ends, color="black", linewidth=0.7, zorder=1)
+        below.axhline(0, color="black", linewidth=0.7, zorder=1)
+        for axes, band in ((above, [e * 0.95 for e in ends]), (below, [-0.05, -0.05])):
+            top = [e * 1.05 for e in ends] if axes is above else [0.05, 0.05]
+            axes.fill_between(ends, band, top, color="#e6e6e6", zorder=0)
+        for one in found:
+            color = WORKER_COLORS.get(one.workers, "black")
+            style: dict[str, Any] = {
+                "fmt": MARKS[one.workload],
+                "markersize": 3.2,
+                "markerfacecolor": "white" if one.calibrated else color,
+                "markeredgecolor": color,
+                "markeredgewidth": 0.7,
+                "ecolor": "#595959",
+                "elinewidth": 0.5,
+                "zorder": 3,
+            }
+            x = 1e3 * one.measured_s
+            above.errorbar([x], [1e3 * one.predicted_s], xerr=[x * one.noise], **style)
+            below.errorbar([x], [one.error], yerr=[one.noise], **style)
+        above.set(yscale="log", ylabel="predicted, ms per iteration", ylim=ends)
+        below.set(xscale="log", ylabel="predicted / measured - 1", xlabel="measured, ms per iteration", xlim=ends)
         ticks = [t for t in (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000) if ends[0] < t < ends[1]]
-        for axis in (axes.xaxis, axes.yaxis):
+        for axis in (above.xaxis, above.yaxis):
             axis.set_ticks(ticks, [f"{tick:,}" for tick in ticks])
             axis.set_minor_locator(NullLocator())
-        axes.grid(True, axis="both")
-        axes.legend(loc="upper left", frameon=False)
+        below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        above.grid(True, axis="both")
+        below.grid(True, axis="both")
+        workloads, workers = (dict.fromkeys(getattr(one, key) for one in found) for key in ("workload", "workers"))
+        plain: dict[str, Any] = {"linestyle": "", "markersize": 3.5, "markeredgecolor": "black"}
+        handles = [
+            *(Line2D([], [], marker=MARKS[w], color="white", label=WORKLOADS[w].title, **plain) for w in workloads),
+            *(
+                Line2D([], [], linewidth=4, color=WORKER_COLORS.get(count, "black"), label=f"{count} workers")
+                for count in workers
+            ),
+            Line2D([], [], marker="o", color="white", label="hollow: calibrates", **plain),
+            Line2D([], [], linewidth=4, color="#e6e6e6", label="within 5 %; bars: noise"),
+        ]
+        figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=200, metadata={"Software": None})
