@@ -8,12 +8,17 @@ the training loop.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+THREADS_END_S = 1.0
+"""How long :func:`shutdown` waits for the group's threads; they stay while a collective is under way."""
 
 
 class Work(Protocol):
@@ -112,8 +117,21 @@ class DeepSpeedCommunicator:
         self.world_size: int = dist.get_world_size()
         # Made by torch, because deepspeed.comm's new_group takes no timeout and would wait for half an hour.
         ranks = list(range(self.world_size))
-        self._group = torch.distributed.new_group(ranks, timeout=_default_timeout(), group_desc="kfac")
+        self._joined: Any = torch.distributed.new_group(ranks, timeout=_default_timeout(), group_desc="kfac")
         self._checkers = 0
+
+    @property
+    def _group(self) -> Any:
+        if self._joined is None:
+            raise RuntimeError(
+                "these ranks have been left (kfac.communication.shutdown): join them and make a new KFAC"
+            )
+        return self._joined
+
+    def leave(self) -> Any:
+        """Forget the group, which this returns: it is destroyed with the last reference to it."""
+        group, self._joined = self._joined, None
+        return group
 
     def all_reduce(self, tensor: Tensor, name: str) -> Work:  # noqa: D102
         return _DeepSpeedWork(self._dist.all_reduce(tensor, group=self._group, async_op=True, log_name=name))
@@ -149,7 +167,6 @@ class DeepSpeedCommunicator:
         from kfac.checked_communication import TIMEOUT_S, CheckedCommunicator
 
         common = distributed_c10d._get_default_store()
-        assert isinstance(self._group, distributed_c10d.ProcessGroup)
         name = self._group.group_name
         store = distributed_c10d.PrefixStore(f"kfac_checks/{name}/{self._checkers}", common)
         self._checkers += 1
@@ -168,7 +185,16 @@ def _default_timeout() -> timedelta | None:
     return timeout if isinstance(timeout, timedelta) else None
 
 
-_adopted: tuple[Any, Communicator] | None = None
+@dataclass(frozen=True)
+class _Adopted:
+    """The default group of torch.distributed, K-FAC's own, and how it is used."""
+
+    world: Any
+    ranks: DeepSpeedCommunicator
+    communicator: Communicator
+
+
+_adopted: _Adopted | None = None
 
 
 def _adopt_torch_group() -> None:
@@ -206,14 +232,15 @@ def get_communicator(*, check_collectives: bool | None = None) -> Communicator:
     if distributed.get_world_size() == 1:
         return LocalCommunicator()
     world = distributed.group.WORLD
-    if _adopted is None or _adopted[0] is not world:
+    if _adopted is None or _adopted.world is not world:
         _adopt_torch_group()
-        _adopted = (world, DeepSpeedCommunicator())
+        ranks = DeepSpeedCommunicator()
+        _adopted = _Adopted(world, ranks, ranks)
     if check_collectives is None:
         check_collectives = torch._C._distributed_c10d.get_debug_level() == torch._C._distributed_c10d.DebugLevel.DETAIL
-    if check_collectives and isinstance(_adopted[1], DeepSpeedCommunicator):
-        _adopted = (world, _adopted[1].checked())
-    return _adopted[1]
+    if check_collectives and _adopted.communicator is _adopted.ranks:
+        _adopted = replace(_adopted, communicator=_adopted.ranks.checked())
+    return _adopted.communicator
 
 
 def init_distributed(
@@ -243,6 +270,9 @@ def init_distributed(
     os.environ["LOCAL_RANK"] = str(local_rank)
     if backend == "nccl":
         torch.cuda.set_device(local_rank)
+    if world_size > 1:
+        # It defines functions whose default arguments would hold the group that is there by then for ever.
+        import deepspeed.comm  # noqa: F401
     torch.distributed.init_process_group(
         backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
     )
@@ -264,13 +294,25 @@ def init_from_torchrun(timeout_s: float = 600.0) -> Communicator:
 
 
 def shutdown() -> None:
-    """Leave the job's ranks, if joined."""
-    global _adopted  # noqa: PLW0603
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        if _adopted is not None:
-            import deepspeed.comm
+    """Leave the job's ranks, if joined; their communicators are of no use any more.
 
-            deepspeed.comm.destroy_process_group()
-        else:
-            torch.distributed.destroy_process_group()
-    _adopted = None
+    Unless a collective is under way, gloo's threads have ended when this returns. One that lets go of a tensor while
+    Python takes itself apart asks for the interpreter's lock, which ends the thread, and that aborts the process.
+    """
+    global _adopted
+    adopted, _adopted = _adopted, None
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    groups = [torch.distributed.group.WORLD]
+    if adopted is not None:
+        import deepspeed.comm
+
+        groups.append(adopted.ranks.leave())
+        del adopted
+        deepspeed.comm.destroy_process_group()
+    else:
+        torch.distributed.destroy_process_group()
+    # The last reference waits for the threads, and they wait for other ranks: not here, if these do not come.
+    last = threading.Thread(target=groups.clear, name="kfac-shutdown", daemon=True)
+    last.start()
+    last.join(THREADS_END_S)
