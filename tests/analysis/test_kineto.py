@@ -163,6 +163,98 @@ def test_kernels_are_of_the_kind_of_the_moment_that_launched_them():
     assert first.breakdown_s()["FactorComm"] == pytest.approx(20e-6)
 
 
+def test_a_pass_on_a_thread_of_its_own_ends_the_forward_pass():
+    """As on a GPU: hooks run in autograd's thread, which packs and sends; what the step does in no range is nothing."""
+    trace = kineto(
+        event("ProfilerStep#0", "user_annotation", 0, 100),
+        event("aten::mm", "cpu_op", 0, 10),
+        event("cudaLaunchKernel", "cuda_runtime", 1, 1, correlation=1),
+        event("autograd::engine::evaluate_function: X", "cpu_op", 20, 40, thread=2),
+        event("cudaLaunchKernel", "cuda_runtime", 21, 1, thread=2, correlation=2),
+        event("FactorComp: G fc", "user_annotation", 25, 5, thread=2),
+        event("aten::mm", "cpu_op", 26, 3, thread=2),
+        event("cudaLaunchKernel", "cuda_runtime", 27, 1, thread=2, correlation=3),
+        event("FactorComm: G message 0", "user_annotation", 30, 10, thread=2),
+        event("c10d::allreduce_", "cpu_op", 31, 8, thread=2),
+        event("cudaMemcpyAsync", "cuda_runtime", 32, 1, thread=2, correlation=4),
+        event("cudaLaunchKernelExC", "cuda_runtime", 34, 1, thread=2, correlation=5),
+        event("c10d::allreduce_", "cpu_op", 45, 8, thread=2),  # of someone else, in a hook
+        event("cudaLaunchKernelExC", "cuda_runtime", 46, 1, thread=2, correlation=6),
+        event("aten::copy_", "cpu_op", 70, 5),  # in the step, in no range
+        event("cudaLaunchKernel", "cuda_runtime", 71, 1, correlation=7),
+        event("forward", "kernel", 10, 10, thread=7, correlation=1),
+        event("backward", "kernel", 30, 5, thread=7, correlation=2),
+        event("syrk", "kernel", 35, 5, thread=8, correlation=3),
+        event("Memcpy DtoD", "gpu_memcpy", 40, 2, thread=8, correlation=4),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "kernel", 45, 10, thread=9, correlation=5),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "kernel", 60, 10, thread=10, correlation=6),
+        event("copy", "kernel", 80, 5, thread=7, correlation=7),
+    )
+    (timeline,) = from_kineto(trace).values()
+    assert spans(timeline) == [
+        ("communi", "FactorComm", "G message 0", 45, 55),
+        ("communi", "GradComm", "AllReduce", 60, 70),
+        ("compute", "FF", "forward", 10, 20),
+        ("compute", "BP", "backward", 30, 35),
+        ("compute", "FactorComp", "G fc", 35, 40),
+        ("compute", "BP", "backward", 40, 42),  # a copy for the message, in the backward pass
+    ]
+
+
+def test_issuing_a_message_is_work_of_what_is_around_it():
+    trace = kineto(
+        event("ProfilerStep#0", "user_annotation", 0, 100),
+        event("BP: backward", "user_annotation", 0, 40),
+        event("autograd::engine::evaluate_function: X", "cpu_op", 1, 35),
+        event("FactorComp: pack G", "user_annotation", 5, 5),
+        event("FactorComm: G message 0", "user_annotation", 12, 20),  # the thread is taken away while it issues
+        event("c10d::allreduce_", "cpu_op", 13, 18),
+        event("gloo:all_reduce", "user_annotation", 14, 30, thread=8),
+        event("InverseComm: inverse of A", "user_annotation", 50, 10),  # in the step: work of nothing
+        event("c10d::broadcast_", "cpu_op", 51, 8),
+        event("gloo:broadcast", "user_annotation", 52, 10, thread=8),
+    )
+    (timeline,) = from_kineto(trace).values()
+    assert spans(timeline) == [
+        ("communi", "FactorComm", "G message 0", 14, 44),
+        ("communi", "InverseComm", "inverse of A", 52, 62),
+        ("compute", "BP", "backward", 0, 5),
+        ("compute", "FactorComp", "pack G", 5, 10),
+        ("compute", "BP", "backward", 10, 40),
+    ]
+
+
+def test_ranges_of_one_name_are_not_one_while_operators_of_one_kind_are():
+    trace = kineto(
+        event("ProfilerStep#0", "user_annotation", 0, 200),
+        event("enumerate(DataLoader)#X.__next__", "user_annotation", 0, 10),
+        event("aten::stack", "cpu_op", 1, 5),
+        event("aten::mm", "cpu_op", 20, 5),
+        event("aten::mm", "cpu_op", 30, 5),  # Python works for the forward pass in between
+        event("autograd::engine::evaluate_function: X", "cpu_op", 40, 10),
+        event("FactorComp: running averages", "user_annotation", 60, 10),
+        event("FactorComp: running averages", "user_annotation", 100, 10),  # it has waited in between
+        event("c10d::barrier", "cpu_op", 150, 1),
+        event("gloo:barrier", "user_annotation", 151, 20, thread=8),
+    )
+    (timeline,) = from_kineto(trace).values()
+    assert spans(timeline) == [
+        ("compute", "FF", "forward", 20, 35),
+        ("compute", "BP", "backward", 40, 50),
+        ("compute", "FactorComp", "running averages", 60, 70),
+        ("compute", "FactorComp", "running averages", 100, 110),
+    ]
+
+
+def test_broadcasts_are_of_inverses_where_no_range_tells():
+    calls = [event("c10d::broadcast_", "cpu_op", 1, 1), event("gloo:broadcast", "user_annotation", 2, 5, thread=8)]
+    compute = event("aten::mm", "cpu_op", 20, 5)
+    (plain,) = from_kineto(kineto(compute, *calls)).values()
+    assert [(s.kind, s.name) for s in plain.spans if s.lane == "communication"] == [("InverseComm", "broadcast")]
+    (told,) = from_kineto(kineto(compute, event("GradComm: gradient", "user_annotation", 50, 1), *calls)).values()
+    assert [s.kind for s in told.spans] == ["FF"]
+
+
 def test_names_of_nccl_kernels():
     kernels = ("ncclDevKernel_Broadcast_RING_LL(x)", "ncclDevKernel_AllGather_RING_LL(x)", "ncclKernel_AllReduce_RING")
     found = from_kineto(kineto(*(event(name, "kernel", 10 * i, 5) for i, name in enumerate(kernels))))[0]
