@@ -25,6 +25,7 @@ def run_speed(arguments: Sequence[str]) -> int:
     defaults = command.Setting()
     parser.add_argument("--workloads", default=",".join(defaults.workloads))
     parser.add_argument("--workers", default=",".join(map(str, defaults.workers)), help="numbers of ranks")
+    parser.add_argument("--links", default="", help="only parts on these, such as ResNet-50,unlimited; default: all")
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; no measurement")
     parser.add_argument("--stored", action="store_true", help="measure nothing: report what there is")
     parser.add_argument("--docs", action="store_true", help="also into docs: speed.md, validation.md")
@@ -36,7 +37,8 @@ def run_speed(arguments: Sequence[str]) -> int:
     try:
         workers = tuple(int(count) for count in options.workers.split(","))
         workloads = ("tiny",) if options.quick else tuple(options.workloads.split(","))
-        setting = command.Setting(workloads, (2,) if options.quick else workers, Path(path) if path else None)
+        links = tuple(options.links.split(",")) if options.links else ()
+        setting = command.Setting(workloads, (2,) if options.quick else workers, Path(path) if path else None, links)
         print(command.main(setting, options.output, options.docs, not options.stored))
     except NetworkError as error:
         print(f"error: {error}\nThe benchmark needs root and network namespaces (Debian: iproute2).", file=sys.stderr)

@@ -62,6 +62,14 @@ WORKLOADS = {
         63,
         {"depth": 4, "width": 128, "heads": 4},
     ),
+    "vit": Workload(
+        "ViT of 4 layers, width 192, 32x32 images in patches of 4, batch 16",
+        "vit",
+        (3, 32, 32),
+        16,
+        100,
+        {"depth": 4, "width": 192, "heads": 3},
+    ),
     "tiny": Workload("ResNet-20, 8x8 images, batch 2", "resnet20", (3, 8, 8), 2, 10),
 }
 """By name; ``tiny`` takes seconds and is no measurement."""

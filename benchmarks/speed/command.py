@@ -17,7 +17,7 @@ from benchmarks.netns import emulated_network
 from benchmarks.pages import into_page
 from benchmarks.speed import validation_report
 from benchmarks.speed.measure import measure
-from benchmarks.speed.parts import ROOT, Part, Store, code_digest, matrix
+from benchmarks.speed.parts import MATCHED, ROOT, UNLIMITED, UNSEEN, Part, Store, code_digest, matrix
 from benchmarks.speed.report import report
 from benchmarks.speed.validation import predictions
 from benchmarks.workloads import WORKLOADS
@@ -34,19 +34,24 @@ class Setting:
         workloads: names in :data:`benchmarks.workloads.WORKLOADS`.
         workers: numbers of ranks.
         kaisa: a checkout of kfac-pytorch; None: it is not measured.
+        links: only parts on these; none: all.
 
     Raises:
-        ValueError: for an unknown workload, an impossible number of ranks, or what is no checkout.
+        ValueError: for an unknown workload or link, an impossible number of ranks, or what is no checkout.
     """
 
-    workloads: tuple[str, ...] = ("resnet20", "gpt", "resnet20_b16", "resnet18")
+    workloads: tuple[str, ...] = ("resnet20", "gpt", "resnet20_b16", "resnet18", "vit")
     workers: tuple[int, ...] = (2, 4)
     kaisa: Path | None = None
+    links: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.workloads) - set(WORKLOADS))
         if unknown or not self.workloads:
             raise ValueError(f"no such workload(s): {', '.join(unknown)}; choose from: {', '.join(WORKLOADS)}")
+        all_links = (*MATCHED, *UNSEEN, UNLIMITED)
+        if unknown := sorted(set(self.links) - set(all_links)):
+            raise ValueError(f"no such link(s): {', '.join(unknown)}; choose from: {', '.join(all_links)}")
         if not self.workers or min(self.workers) < 2:
             raise ValueError("workers: at least 2, or nothing travels")
         check_checkout(self.kaisa)
@@ -54,7 +59,8 @@ class Setting:
     @property
     def parts(self) -> list[Part]:
         """Of the matrix."""
-        return matrix(kaisa_identity(self.kaisa) if self.kaisa else None, self.workloads, self.workers)
+        found = matrix(kaisa_identity(self.kaisa) if self.kaisa else None, self.workloads, self.workers)
+        return [part for part in found if not self.links or part.link in self.links]
 
 
 def main(setting: Setting, output: Path, docs: bool = False, measuring: bool = True) -> str:

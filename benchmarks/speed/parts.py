@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.variants import AUTO, FEW, HALF, VARIANTS
+from benchmarks.speed.variants import AUTO, FEW, HALF, PREDICTED, VARIANTS
 from benchmarks.workloads import WORKLOADS
 from kfac.finals import longest
 from kfac.replanning import ITERATIONS, WARM_UP
@@ -20,15 +20,20 @@ ROOT = Path(__file__).parent.parent.parent
 MATCHED = {"ResNet-50": "resnet50", "ResNet-152": "resnet152"}
 """The models of the paper whose ratio of communication to computing the links are made to give."""
 UNLIMITED = "unlimited"
+UNSEEN = {"DenseNet-201": "densenet201"}
+"""Another such model, between the two: nothing was looked at there before predictions were made of it."""
+NEW = "vit"
+"""A workload of which nothing but D-KFAC's profile is used for predictions."""
 
 ITERATION_S = {
     "resnet20": (0.42, 0.8),
     "resnet20_b16": (0.25, 0.8),
     "gpt": (0.25, 0.8),
+    "vit": (0.35, 0.8),
     "resnet18": (3.3, 0.15),
     "tiny": (0.1, 0.5),
 }
-"""Seconds of an iteration of D-KFAC that two ranks took on two cores, unlimited (of resnet20_b16 and tiny: estimates),
+"""Seconds of an iteration of D-KFAC that two ranks took on two cores, unlimited (resnet20_b16, vit, tiny: estimates),
 and the share of it that communication is proportional to: what durations are estimated from."""
 _EXPOSED = 0.5
 """Of communication, on average over the variants."""
@@ -36,7 +41,13 @@ _START_S, _CALIBRATION, _KAISA = 30.0, 11, 2.5
 """Starting the processes and timing collectives, in seconds; calibration, in iterations; an iteration of KAISA's, in
 iterations of D-KFAC."""
 
-_CODE = ("kfac/**/*.py", "experiments/models/**/*.py", "benchmarks/ranks.py", "benchmarks/netns.py")
+_CODE = (
+    "kfac/**/*.py",
+    "experiments/models.py",
+    "experiments/transformers.py",
+    "benchmarks/ranks.py",
+    "benchmarks/netns.py",
+)
 _CODE_OF_SPEED = ("variants", "worker", "kaisa", "measure")
 
 
@@ -82,7 +93,7 @@ class Part:
     @property
     def ratio(self) -> float | None:
         """Of channel time to computing time that the links are made to give."""
-        return None if self.link == UNLIMITED else communication_share(MATCHED[self.link])
+        return None if self.link == UNLIMITED else communication_share({**MATCHED, **UNSEEN}[self.link])
 
     @property
     def estimate_s(self) -> float:
@@ -107,8 +118,8 @@ def matrix(kaisa: Mapping[str, str] | None, workloads: tuple[str, ...], workers:
     """All parts of these models and numbers of workers, the quickest to tell something first.
 
     Four workers share two cores, and their iterations take twice as long: a turn is one iteration then. ResNet-18's
-    take seconds: it gets few variants, three rounds, two workers and the two matched links. The second batch size is
-    one that predictions are tested on (:mod:`benchmarks.speed.validation`).
+    take seconds: it gets few variants, three rounds, two workers and the two matched links. The second batch size, the
+    third link and the last model are there to test predictions on (:mod:`benchmarks.speed.validation`).
     """
     links = (*MATCHED, UNLIMITED)
     parts = []
@@ -120,10 +131,19 @@ def matrix(kaisa: Mapping[str, str] | None, workloads: tuple[str, ...], workers:
             elif name == "resnet20_b16":
                 if count == 2:
                     parts.append(Part(name, 2, "ResNet-50", HALF, rounds=5, kaisa=kaisa))
+            elif name == NEW:
+                parts += [Part(name, count, "ResNet-50", PREDICTED, rounds=5)] if count == 2 else []
             elif name == "tiny":
                 parts.append(Part(name, count, "ResNet-50", FEW, rounds=2, iterations=1, kaisa=kaisa))
             else:
                 parts += [Part(name, count, link, iterations=2 if count == 2 else 1, kaisa=kaisa) for link in links]
+    for count in workers:
+        unseen = [name for name in workloads if name in ("resnet20", "gpt", NEW)]
+        parts += [
+            Part(name, count, link, PREDICTED, rounds=5, iterations=2 if count == 2 else 1)
+            for link in UNSEEN
+            for name in unseen
+        ]
     return parts
 
 

@@ -198,7 +198,7 @@ def part_report(result: Result) -> str:
         tried = ", ".join(f"{name} {_ms(value)}" for name, value in result["kaisa"]["tried_s"].items())
         parts.append(f"KAISA's strategies, ms: {tried}.")
     parts.append("\n".join(f"- {goal}" for goal in goals(result)))
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def report(results: Sequence[Result]) -> str:
@@ -213,7 +213,7 @@ def overview(results: Sequence[Result]) -> str:
     """Ratios of the goals, part by part; in bold where one is missed."""
     header = ["", *COLUMNS]
     rows = []
-    for result in results:
+    for result in (result for result in results if goals(result)):
         found = {goal.column: _cell(goal) for goal in goals(result)}
         cells = [found.get(column, "") for column in COLUMNS]
         key = result["key"]

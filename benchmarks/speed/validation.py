@@ -2,8 +2,9 @@
 
 A model is profiled once: by D-KFAC's iterations on two workers, on the links that give ResNet-50's ratio. Collectives
 are those that each part timed before its rounds. How fast the machine is in a part, minutes or workers later, S-SGD's
-passes tell. How much communication slows computing down is fitted to up to three more variants on the links of the
-profile. All other configurations are predicted.
+passes tell. How much communication slows computing down is one property of the machine: three numbers for all models,
+fitted to three variants of each on the links of its profile, and to those of one model on a second kind of link, which
+parts what goes by seconds from what goes by bytes. All other configurations are predicted.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import numpy as np
 from scipy.optimize import minimize
 
 from benchmarks.pages import quartiles
+from benchmarks.speed.parts import NEW, UNLIMITED
 from benchmarks.speed.variants import BASELINE, PAPER, SGD
 from kfac.planning import ClusterProfile, ModelProfile, Plan
 from kfac.planning.costs import Cost
 from kfac.planning.profiles import NO_INTERFERENCE, DisturbedCluster, Interference
 from kfac.simulation import simulate, simulated_iteration_s
-from kfac.timeline import COMMUNICATION_KINDS, Timeline
+from kfac.timeline import COMMUNICATION_KINDS
 
 Result = Mapping[str, Any]
 
@@ -30,6 +32,8 @@ LINK, WORKERS = "ResNet-50", 2
 """Of the part of each model that calibrates it."""
 FITTED = (PAPER, "layerwise", "threshold_fusion")
 """The variants that interference is fitted to, beside the baseline: some messages, many, few."""
+SECOND = ("resnet20", WORKERS, UNLIMITED)
+"""The part whose :data:`FITTED` it is fitted to as well."""
 SAMPLES_OF = {"resnet20_b16": "resnet20"}
 """Workloads of another batch size, and whose profile predicts them."""
 
@@ -89,26 +93,41 @@ class Calibration:
         inverses: by workload seconds as a function of the dimension.
         waits_s: by workload the seconds of an iteration with second-order work that no span explains.
         passes_s: by workload the seconds of S-SGD's passes.
-        interference: by workload.
+        interference: of two workers; None if nothing was measured that it could be fitted to.
     """
 
     models: Mapping[str, ModelProfile]
     inverses: Mapping[str, Cost]
     waits_s: Mapping[str, float]
     passes_s: Mapping[str, float]
-    interference: Mapping[str, Interference]
+    interference: Interference | None = None
+
+    def of(self, result: Result) -> tuple[ModelProfile, ClusterProfile, float] | None:
+        """Model and cluster as a part had them, and its seconds that no span explains; None without a profile."""
+        workload = result["key"]["workload"]
+        source = SAMPLES_OF.get(workload, workload)
+        if source not in self.models:
+            return None
+        slower = _passes_s(result) / self.passes_s[source]
+        rest = slower if source == workload else 1.0  # samples have no part in it
+        model = scaled(self.models[source], slower, rest)
+        cluster = ClusterProfile.from_dict(result["cluster_profile"])
+        return model, replace(cluster, inverse=times(self.inverses[source], rest)), self.waits_s[source] * rest
 
 
 def calibrate(results: Sequence[Result]) -> Calibration:
     """The calibration by those results that it may use."""
-    parts = {_part(result): result for result in results}
     models: dict[str, ModelProfile] = {}
     inverses: dict[str, Cost] = {}
-    waits_s, passes_s, interference = {}, {}, {}
-    for (workload, workers, link), result in parts.items():
+    waits_s, passes_s = {}, {}
+    for result in results:
+        workload, workers, link = _part(result)
         if (workers, link) == (WORKERS, LINK) and workload not in SAMPLES_OF:
             models[workload] = ModelProfile.from_dict(result["model_profile"])
-            plan, cluster = Plan.from_dict(result["plans"][BASELINE]), _cluster(result)
+            plan, cluster = (
+                Plan.from_dict(result["plans"][BASELINE]),
+                ClusterProfile.from_dict(result["cluster_profile"]),
+            )
             busy_s = simulate(plan, models[workload], cluster).busy_s()["InverseComp"]
             measured_s = result["variants"][BASELINE]["busy_s"]["InverseComp"]
             inverses[workload] = times(cluster.inverse, measured_s / busy_s)
@@ -116,9 +135,8 @@ def calibrate(results: Sequence[Result]) -> Calibration:
             alone_s = simulated_iteration_s(plan, models[workload], cluster)
             waits_s[workload] = max(0.0, _measured(result, BASELINE) - alone_s)
             passes_s[workload] = _passes_s(result)
-            if set(FITTED) & set(result["plans"]):
-                interference[workload] = fit_interference(result, models[workload], cluster, waits_s[workload])
-    return Calibration(models, inverses, waits_s, passes_s, interference)
+    alone = Calibration(models, inverses, waits_s, passes_s)
+    return replace(alone, interference=fit_interference(results, alone))
 
 
 def times(cost: Cost, factor: float) -> Cost:
@@ -126,31 +144,47 @@ def times(cost: Cost, factor: float) -> Cost:
     return lambda size: factor * cost(size)
 
 
-def fit_interference(result: Result, model: ModelProfile, cluster: ClusterProfile, wait_s: float) -> Interference:
-    """The slowdown and the cost of a message with which simulations of :data:`FITTED` are nearest to what they took.
-
-    Where only one of them was measured, messages cost nothing beside: one number cannot be parted in two.
-    """
-    fitted = [variant for variant in FITTED if variant in result["plans"]]
-    plans = [Plan.from_dict(result["plans"][variant]) for variant in fitted]
-    measured = [_measured(result, variant) for variant in fitted]
+def fit_interference(results: Sequence[Result], calibration: Calibration) -> Interference | None:
+    """The interference with which simulations of what it may be fitted to are nearest to what they took."""
+    cases = []
+    for result in results:
+        if (found := calibration.of(result)) is None:
+            continue
+        model, cluster, wait_s = found
+        for variant in FITTED:
+            if variant in result["plans"] and calibrates(*_part(result), variant):
+                plan = Plan.from_dict(result["plans"][variant])
+                cases.append((plan, model, cluster, wait_s, _measured(result, variant)))
+    if not cases:
+        return None
 
     def interference(x: Any) -> Interference:
-        message_s = max(float(x[1]), 0.0) * 1e-3 if len(fitted) > 1 else 0.0
-        return Interference(slowdown=min(max(float(x[0]), 0.0), 1.0), message_s=message_s, wait_s=wait_s)
+        slowdown, message_ms, element_ns = (max(float(value), 0.0) for value in x)
+        return Interference(slowdown=min(slowdown, 1.0), message_s=1e-3 * message_ms, element_s=1e-9 * element_ns)
 
     def distance(x: Any) -> float:
-        disturbed = DisturbedCluster.disturbed(cluster, interference(x))
-        outside = sum(min(value, 0.0) ** 2 for value in x) + max(x[0] - 1.0, 0.0) ** 2
         logs = [
-            np.log(simulated_iteration_s(plan, model, disturbed) / seconds)
-            for plan, seconds in zip(plans, measured, strict=True)
+            np.log(_simulated_s(plan, model, cluster, replace(interference(x), wait_s=wait_s)) / seconds)
+            for plan, model, cluster, wait_s, seconds in cases
         ]
+        outside = sum(min(value, 0.0) ** 2 for value in x) + max(x[0] - 1.0, 0.0) ** 2
         return float(np.sum(np.square(logs)) + outside)
 
-    starts = ((0.2, 0.5), (0.05, 1.0), (0.5, 0.1))
+    starts = ((0.1, 0.5, 10.0), (0.5, 0.1, 1.0))
     tried = [minimize(distance, np.array(start), method="Nelder-Mead") for start in starts]
-    return replace(interference(min(tried, key=lambda one: float(one.fun)).x), wait_s=0.0)
+    return interference(min(tried, key=lambda one: float(one.fun)).x)
+
+
+def along_the_ring(interference: Interference, workers: int) -> Interference:
+    """Of more workers than the two that it was fitted to: every step of a ring costs what a step of two does.
+
+    A ring of N sends each message in 2 (N - 1) steps, 2 (N - 1) / N times its elements per rank.
+    """
+    return replace(
+        interference,
+        message_s=(workers - 1) * interference.message_s,
+        element_s=2 * (workers - 1) / workers * interference.element_s,
+    )
 
 
 def predictions(results: Sequence[Result]) -> list[Prediction]:
@@ -158,22 +192,17 @@ def predictions(results: Sequence[Result]) -> list[Prediction]:
     calibration = calibrate(results)
     found = []
     for result in results:
-        workload, workers, link = _part(result)
-        source = SAMPLES_OF.get(workload, workload)
-        interference = calibration.interference.get(source)
-        if interference is None:
+        if calibration.interference is None or (of := calibration.of(result)) is None:
             continue
-        slower = _passes_s(result) / calibration.passes_s[source]
-        rest = slower if source == workload else 1.0  # samples have no part in it
-        model = scaled(calibration.models[source], slower, rest)
-        cluster = replace(_cluster(result), inverse=times(calibration.inverses[source], rest))
-        wait_s = calibration.waits_s[source] * rest
-        of_part = (workload, workers, link)
+        model, cluster, alone_s = of
+        part = _part(result)
+        interference = along_the_ring(calibration.interference, part[1])
         for variant, data in result["plans"].items():
             plan = Plan.from_dict(data)
-            there = replace(interference, wait_s=wait_s if plan.schedule.curvature else 0.0)
-            timeline = _simulated(plan, model, cluster, there)
-            ideal = _simulated(plan, model, cluster, replace(NO_INTERFERENCE, wait_s=there.wait_s))
+            there = replace(interference, wait_s=alone_s if plan.schedule.curvature else 0.0)
+            timeline = simulate(plan, model, DisturbedCluster.disturbed(cluster, there))
+            alone = DisturbedCluster.disturbed(cluster, replace(NO_INTERFERENCE, wait_s=there.wait_s))
+            ideal = simulate(plan, model, alone)
             busy_s = ideal.busy_s()
             messages_s = sum(busy_s[kind] for kind in COMMUNICATION_KINDS)
             computing_s, rest_s = sum(busy_s.values()) - messages_s, there.wait_s + model.update_s
@@ -181,7 +210,7 @@ def predictions(results: Sequence[Result]) -> list[Prediction]:
             low, middle, high = quartiles(measured["seconds"])
             found.append(
                 Prediction(
-                    *of_part,
+                    *part,
                     variant,
                     measured_s=middle,
                     noise=(high - low) / 2 / middle,
@@ -190,7 +219,7 @@ def predictions(results: Sequence[Result]) -> list[Prediction]:
                     parts_s=computing_s + messages_s + rest_s,
                     overlap_s=max(computing_s, messages_s) + rest_s,
                     components=_components(measured["exposed_s"], timeline.breakdown_s()),
-                    calibrated=calibrates(*of_part, variant),
+                    calibrated=calibrates(*part, variant),
                 )
             )
     return found
@@ -198,11 +227,9 @@ def predictions(results: Sequence[Result]) -> list[Prediction]:
 
 def calibrates(workload: str, workers: int, link: str, variant: str) -> bool:
     """Whether a configuration is used to calibrate, or tells how fast the machine is."""
-    if variant == SGD:
-        return True
-    if (workers, link) != (WORKERS, LINK) or workload in SAMPLES_OF:
-        return False
-    return variant in (BASELINE, *FITTED)
+    if (workers, link) == (WORKERS, LINK) and workload not in SAMPLES_OF:
+        return variant in (SGD, BASELINE, *(() if workload == NEW else FITTED))
+    return variant == SGD or ((workload, workers, link) == SECOND and variant in FITTED)
 
 
 def scaled(model: ModelProfile, passes: float, rest: float) -> ModelProfile:
@@ -234,12 +261,8 @@ def _measured(result: Result, variant: str) -> float:
     return float(median(result["variants"][variant]["seconds"]))
 
 
-def _cluster(result: Result) -> ClusterProfile:
-    return ClusterProfile.from_dict(result["cluster_profile"])
-
-
-def _simulated(plan: Plan, model: ModelProfile, cluster: ClusterProfile, interference: Interference) -> Timeline:
-    return simulate(plan, model, DisturbedCluster.disturbed(cluster, interference))
+def _simulated_s(plan: Plan, model: ModelProfile, cluster: ClusterProfile, interference: Interference) -> float:
+    return simulated_iteration_s(plan, model, DisturbedCluster.disturbed(cluster, interference))
 
 
 def _components(measured: Mapping[str, float], predicted: Mapping[str, float]) -> dict[str, tuple[float, float]]:

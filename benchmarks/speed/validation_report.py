@@ -14,7 +14,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from benchmarks.pages import quartiles, table
-from benchmarks.speed.parts import UNLIMITED
+from benchmarks.speed.parts import NEW, UNLIMITED, UNSEEN
 from benchmarks.speed.report import ratios
 from benchmarks.speed.validation import COMPONENTS, FITTED, WORKERS, Prediction, Result, calibrate, predictions
 from benchmarks.speed.variants import BASELINE, PAPER, SGD, TITLES
@@ -127,19 +127,26 @@ def report(results: Sequence[Result]) -> str:
     calibration, found = calibrate(results), predictions(results)
     if not found:
         return "Not measured."
-    fits = [
-        f"- {WORKLOADS[workload].title}: {fit.slowdown:.0%} of its speed, {1e3 * fit.message_s:.2f} ms."
-        for workload, fit in calibration.interference.items()
-    ]
+    fit = calibration.interference
+    assert fit is not None, "or nothing would have been found"
     lines = [
-        f"Fitted to {'; '.join(TITLES[variant] for variant in FITTED)}: what computing loses of its speed while a "
-        "message is under way, and for each message beside.",
-        "\n".join(fits),
-        _goals([one for one in found if one.workers <= WORKERS], "On two workers, with a core each"),
+        f"Fitted to {'; '.join(TITLES[variant] for variant in FITTED)}: a worker loses {fit.slowdown:.0%} of its speed "
+        f"while a message is under way, and {1e3 * fit.message_s:.2f} ms for each message and "
+        f"{1e3 * fit.element_s * 1e6 / 4:.2f} ms for each MB of it beside.",
     ]
-    shared = [one for one in found if one.workers > WORKERS]
-    if shared:
-        lines.append(_goals(shared, "On four workers, which share two cores, from what two took"))
+    for where, late in (
+        ("", False),
+        ("Measured after the simulator's form was settled (a model that only D-KFAC profiled, another ratio): ", True),
+    ):
+        some = [one for one in found if (one.link in UNSEEN or one.workload == NEW) == late]
+        for place, shared in (
+            ("on two workers, with a core each", False),
+            ("on four workers, which share two cores, from what two took", True),
+        ):
+            there = [one for one in some if (one.workers > WORKERS) == shared]
+            if not all(one.calibrated for one in there):
+                text = where + place
+                lines.append(_goals(there, text[0].upper() + text[1:]))
     if rows := paper_ratios(results, found):
         lines.append(_paper_table(rows))
     return "\n\n".join([*lines, *_tables(found)])
@@ -268,7 +275,7 @@ def _title(part: tuple[str, int, str]) -> str:
     return f"{WORKLOADS[workload].title}, {workers} workers, {links}"
 
 
-MARKS = {"resnet20": "o", "resnet20_b16": "s", "gpt": "^", "resnet18": "D", "tiny": "v"}
+MARKS = {"resnet20": "o", "resnet20_b16": "s", "gpt": "^", "resnet18": "D", "vit": "P", "tiny": "v"}
 WORKER_COLORS = {2: KIND_COLORS["FactorComp"], 4: KIND_COLORS["InverseComp"]}
 
 

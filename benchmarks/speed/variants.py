@@ -68,5 +68,8 @@ NAMED = (BASELINE, "mpdkfac", PAPER)
 FEW = (SGD, BASELINE, "mpdkfac", PAPER, AUTO)
 """Those of a model whose iterations take seconds."""
 
+PREDICTED = tuple(name for name in VARIANTS if name not in (AUTO, "dp_kfac", "non_dist", "lbp_1400"))
+"""Those of links and models that only predictions are tested on."""
+
 HALF = (SGD, BASELINE, "mpdkfac", PAPER, "layerwise", "threshold_fusion", "optimal_fusion", "gradient_workers")
 """Those of a second batch size."""

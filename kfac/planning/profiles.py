@@ -142,18 +142,24 @@ class Interference:
             for data, for the runtime.
         message_s: seconds of computing that every collective costs which starts while there is some: threads that carry
             it wake up and share its cores.
+        element_s: the same for each element of it: they copy it, and the system sends it, on the cores that compute.
     """
 
     slowdown: float = 0.0
     item_s: float = 0.0
     wait_s: float = 0.0
     message_s: float = 0.0
+    element_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for key in ("slowdown", "item_s", "wait_s", "message_s"):
+        for key in ("slowdown", "item_s", "wait_s", "message_s", "element_s"):
             object.__setattr__(self, key, number(f"interference: {key}", getattr(self, key)))
         if self.slowdown > 1:
             raise ValueError(f"interference: slowdown is a part of the speed, from 0 to 1, got {self.slowdown!r}")
+
+    def burden_s(self, elements: float) -> float:
+        """Seconds of computing that a collective of so many elements costs."""
+        return self.message_s + self.element_s * elements
 
 
 NO_INTERFERENCE = Interference()

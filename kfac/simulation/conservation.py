@@ -73,18 +73,18 @@ def check_slowed_durations(
     times: Sequence[tuple[float, float]],
     channel: Hashable,
     slowdown: float,
-    message_s: float,
 ) -> None:
     """Every task does its seconds of work: all of its time, without what it loses to the channel's tasks meanwhile.
 
-    Those that begin at the very moment at which another one does or ends may or may not cost it ``message_s``.
+    Those that begin at the very moment at which another one does or ends may or may not burden it.
 
     Raises:
         ConservationError: otherwise, naming the task.
     """
-    sent = sorted(times[i] for i, task in enumerate(tasks) if channel in task.resources)
-    starts = [start for start, _ in sent]
-    busy_s = [0.0, *accumulate(end - start for start, end in sent)]
+    sent = sorted((*times[i], task.burden_s) for i, task in enumerate(tasks) if channel in task.resources)
+    starts = [start for start, *_ in sent]
+    busy_s = [0.0, *accumulate(end - start for start, end, _ in sent)]
+    burden_s = [0.0, *accumulate(burden for *_, burden in sent)]
 
     def sent_by(moment: float) -> tuple[float, int]:
         """For how long the channel was busy until then, and how many messages had begun, the last one included."""
@@ -98,9 +98,9 @@ def check_slowed_durations(
             (before_s, begun), (until_s, all_begun) = sent_by(start_s), sent_by(end_s)
             least += slowdown * (until_s - before_s)
             most = least
-            if message_s:
-                most += message_s * (all_begun - bisect_left(starts, start_s, hi=begun))
-                least += message_s * max(0, bisect_left(starts, end_s, hi=all_begun) - begun)
+            if burden_s[-1]:
+                most += burden_s[all_begun] - burden_s[bisect_left(starts, start_s, hi=begun)]
+                least += max(0.0, burden_s[bisect_left(starts, end_s, hi=all_begun)] - burden_s[begun])
         if not least - tolerance <= end_s - start_s <= most + tolerance:
             raise ConservationError(_fault(task, (start_s, end_s), f"takes {least!r} to {most!r} s"))
 

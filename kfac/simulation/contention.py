@@ -1,8 +1,9 @@
 """Task graphs in which computing is slower while a collective is under way: two clocks instead of one.
 
 A collective takes its seconds whatever the ranks compute meanwhile, but it takes some of the accelerator, the memory
-and the bus from them: computing goes on at a part of its speed. As that part is the same for all tasks, one clock of
-*work done* serves all of them, which runs slower than the other while the channel is busy.
+and the bus from them: computing goes on at a part of its speed, and loses what the collective costs by itself
+(:attr:`~kfac.simulation.events.Task.burden_s`). As both are the same for all tasks, one clock of *work done* serves all
+of them: it runs slower than the other while the channel is busy, and is set back when a collective starts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ def run_slowed(
     in_order: Collection[Hashable],
     channel: Hashable,
     slowdown: float,
-    message_s: float = 0.0,
 ) -> list[tuple[float, float]]:
     """``(start, end)`` of every task in seconds, where tasks that share the channel slow the others.
 
@@ -29,11 +29,10 @@ def run_slowed(
         in_order: every resource of the tasks; each serves its tasks in the order of the list.
         channel: the resource whose tasks slow those of all others, and are not slowed themselves.
         slowdown: the part of their speed that the others lose meanwhile, from 0 to 1.
-        message_s: seconds of work that those which are running lose whenever a task of the channel starts.
 
     Raises:
-        ValueError: for a resource that serves in another order, a slowdown outside its range, a negative duration, or
-            if tasks wait for each other in a circle.
+        ValueError: for a resource that serves in another order, a slowdown outside its range, a negative duration or
+            burden, a burden of what is not of the channel, or if tasks wait for each other in a circle.
         ConservationError: if the result breaks a law (see :mod:`kfac.simulation.conservation`); never seen.
     """
     if not 0 <= slowdown <= 1:
@@ -43,6 +42,10 @@ def run_slowed(
             raise ValueError(f"task {task.name!r}: duration {task.duration_s!r} is not a number of seconds >= 0")
         if any(resource not in in_order for resource in task.resources):
             raise ValueError(f"task {task.name!r}: where tasks slow others every resource serves in the list's order")
+        if not task.burden_s >= 0 or (task.burden_s and channel not in task.resources):
+            raise ValueError(
+                f"task {task.name!r}: burden {task.burden_s!r} is no number of seconds >= 0 of the channel's"
+            )
     waits_for, releases = dependencies(tasks, in_order)
     starts, ends = [0.0] * len(tasks), [-1.0] * len(tasks)
     clocks = {True: 0.0, False: 0.0}  # seconds, and the work done by now of a lane that is never idle
@@ -55,7 +58,7 @@ def run_slowed(
             timed = not tasks[i].resources or channel in tasks[i].resources
             if channel in tasks[i].resources:
                 sending += 1
-                clocks[False] -= message_s
+                clocks[False] -= tasks[i].burden_s
             heapq.heappush(running[timed], (clocks[timed] + tasks[i].duration_s, i))
         speed = 1.0 - slowdown if sending else 1.0
         timed, clocks = _next(running, clocks, speed)
@@ -72,7 +75,7 @@ def run_slowed(
         raise ValueError(f"tasks wait for each other in a circle: {', '.join(stuck[:5])}")
     times = list(zip(starts, ends, strict=True))
     check_times(tasks, times, in_order)
-    check_slowed_durations(tasks, times, channel, slowdown, message_s)
+    check_slowed_durations(tasks, times, channel, slowdown)
     return times
 
 

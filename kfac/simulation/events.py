@@ -21,6 +21,8 @@ class Task:
         after: tasks (indices into the list) that must have ended first; a collective comes after whatever its
             participants do before they reach it.
         priority: lower goes first where several tasks wait for a resource.
+        burden_s: seconds of work that those which are running lose when it starts, where tasks disturb each other
+            (:func:`kfac.simulation.contention.run_slowed`).
     """
 
     name: str
@@ -28,6 +30,7 @@ class Task:
     resources: tuple[Hashable, ...] = ()
     after: tuple[int, ...] = ()
     priority: int = 0
+    burden_s: float = 0.0
 
 
 def run_tasks(tasks: Sequence[Task], in_order: Collection[Hashable] = ()) -> list[tuple[float, float]]:

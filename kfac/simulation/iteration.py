@@ -148,10 +148,10 @@ class _Graph:
 
     def run(self) -> list[tuple[float, float]]:
         """Start and end of every task."""
-        slowdown, message_s = self.interference.slowdown, self.interference.message_s
-        if not slowdown and not message_s:
+        disturbed = self.interference
+        if not disturbed.slowdown and not disturbed.message_s and not disturbed.element_s:
             return run_tasks(self.tasks, self.resources)
-        return run_slowed(self.tasks, self.resources, _CHANNEL, slowdown, message_s)
+        return run_slowed(self.tasks, self.resources, _CHANNEL, disturbed.slowdown)
 
     def build(self) -> None:
         layers = [layer for layer in self.model.layers if (layer.name, "A") in self.factor_index]
@@ -213,10 +213,11 @@ class _Graph:
             cost = self.all_reduce(elements) if message.root is None else self.reduce(elements)
             cost += self.interference.item_s * len(message.items)
             name = f"{message.kind} message {number} ({len(message.items)} items)"  # as the engine's recorder names it
-            sent.append(self._communicate("GradComm" if gradient else "FactorComm", name, cost, after))
+            sent.append(self._communicate("GradComm" if gradient else "FactorComm", name, elements, cost, after))
         if self.plan.summarised and self.due.statistics:
-            seconds = self.all_reduce(self.plan.summary_elements)
-            sent.append(self._communicate("FactorComm", "summary", seconds, ready.backward_end))
+            elements = self.plan.summary_elements
+            seconds = self.all_reduce(elements)
+            sent.append(self._communicate("FactorComm", "summary", elements, seconds, ready.backward_end))
         return sent
 
     def add_second_order(self, step: int) -> None:
@@ -229,7 +230,9 @@ class _Graph:
         reached: dict[int, int] = {}  # per rank what it has done since the last broadcast
         arriving = [step]
         for group in self._inverses(step, reached) if self.due.inverses else ():
-            arriving.append(self._communicate("InverseComm", *self._broadcast(group), tuple(reached.values())))
+            elements = sum(self.plan.factors[i].elements for i in group)
+            message = self.plan.broadcast_name(group), elements, self.broadcast(elements)
+            arriving.append(self._communicate("InverseComm", *message, tuple(reached.values())))
             reached.clear()
         layers = [layer for layer in self.model.layers if (layer.name, "A") in self.factor_index]
         for group in self.plan.gradient_messages if self.plan.world_size > 1 else ():
@@ -239,8 +242,9 @@ class _Graph:
                 self._invert(i, (owner,), (step,), reached)
             for k in group:
                 reached[owner] = self._compute("Precondition", layers[k].name, layers[k].precondition_s, owner, (step,))
-            seconds = self.broadcast(sum(layers[k].matrix_elements for k in group))
-            self._communicate("GradComm", self.plan.gradient_name(group), seconds, tuple(reached.values()))
+            elements = sum(layers[k].matrix_elements for k in group)
+            message = self.plan.gradient_name(group), elements, self.broadcast(elements)
+            self._communicate("GradComm", *message, tuple(reached.values()))
             reached.clear()
         common = [layer for k, layer in enumerate(layers) if self.plan.solution_holder(2 * k) is None]
         work = [(layer.name, layer.precondition_s) for layer in common]
@@ -278,13 +282,9 @@ class _Graph:
         for rank in ranks:
             reached[rank] = self._compute("InverseComp", name, seconds, rank, after)
 
-    def _broadcast(self, group: tuple[int, ...]) -> tuple[str, float]:
-        """Name and seconds of the broadcast of inverses."""
-        return self.plan.broadcast_name(group), self.broadcast(sum(self.plan.factors[i].elements for i in group))
-
-    def _communicate(self, kind: str, name: str, duration_s: float, after: tuple[int, ...]) -> int:
+    def _communicate(self, kind: str, name: str, elements: float, duration_s: float, after: tuple[int, ...]) -> int:
         label = _Label(_EVERY_RANK, COMMUNICATION_LANE, kind, name)
-        return self._add(label, duration_s, (_CHANNEL,), after)
+        return self._add(label, duration_s, (_CHANNEL,), after, self.interference.burden_s(elements))
 
     def _compute(
         self, kind: str, name: str, duration_s: float, rank: int = _EVERY_RANK, after: tuple[int, ...] = ()
@@ -297,7 +297,8 @@ class _Graph:
         duration_s: float,
         resources: tuple[object, ...] = (),
         after: tuple[int, ...] = (),
+        burden_s: float = 0.0,
     ) -> int:
-        self.tasks.append(Task(label.name if label else "step", duration_s, resources, after))
+        self.tasks.append(Task(label.name if label else "step", duration_s, resources, after, burden_s=burden_s))
         self.labels.append(label)
         return len(self.tasks) - 1

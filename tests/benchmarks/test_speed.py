@@ -49,16 +49,26 @@ def test_the_ablation_has_its_four_cells():
 
 def test_the_matrix():
     found = matrix(None, ("resnet20", "gpt", "resnet18"), (2, 4))
-    assert len(found) == 14
-    assert len({part.name for part in found}) == 14
+    assert len(found) == 18
+    assert len({part.name for part in found}) == 18
     assert {part.workers for part in found if part.workload == "resnet18"} == {2}
+    unseen = found[14:]
+    assert [part.name for part in unseen] == [
+        f"{name}-{n}-DenseNet-201" for n in (2, 4) for name in ("resnet20", "gpt")
+    ]
     assert all(
-        part.rounds >= 7 and set(part.variants) == set(VARIANTS) for part in found if part.workload != "resnet18"
+        part.rounds >= 7 and set(part.variants) == set(VARIANTS) for part in found[:14] if part.workload != "resnet18"
     )
+    assert [part.name for part in matrix(None, ("vit",), (2, 4))] == [
+        "vit-2-ResNet-50",
+        "vit-2-DenseNet-201",
+        "vit-4-DenseNet-201",
+    ]
     assert [round(part.ratio, 2) if part.ratio else None for part in found[:3]] == [0.68, 1.95, None]
     beside_kaisa = matrix({"version": "1", "commit": "abc"}, ("resnet20", "gpt", "resnet18"), (2, 4))
     assert 30 * 60 < sum(part.estimate_s for part in beside_kaisa) < 75 * 60
-    assert all(a.estimate_s < b.estimate_s for a, b in zip(found, beside_kaisa, strict=True))
+    assert all(a.estimate_s < b.estimate_s for a, b in zip(found[:14], beside_kaisa[:14], strict=True))
+    assert beside_kaisa[14:] == unseen, "predictions need nothing of it"
 
 
 def test_the_rest_takes_as_long_as_the_estimates_were_wrong():
@@ -177,6 +187,12 @@ def test_users_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("KAISA")
     assert program.main(["speed", "--workloads", "nothing"]) == 1
     assert "no such workload(s): nothing" in capsys.readouterr().err
+    assert program.main(["speed", "--links", "unlimited,fast"]) == 1
+    assert "no such link(s): fast; choose from: ResNet-50, ResNet-152, DenseNet-201" in capsys.readouterr().err
+    setting = command.Setting(("resnet20", "vit"), (2, 4), links=("DenseNet-201",))
+    assert [part.name for part in setting.parts] == [
+        f"{name}-{workers}-DenseNet-201" for workers in (2, 4) for name in ("resnet20", "vit")
+    ]
     assert program.main(["speed", "--workers", "1"]) == 1
     assert "at least 2" in capsys.readouterr().err
 

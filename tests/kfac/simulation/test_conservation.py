@@ -54,25 +54,31 @@ def test_a_resource_that_serves_in_any_order_serves_one_at_a_time():
 
 def test_work_that_messages_slow_is_all_done():
     """Computing of 8 s beside messages of 2 and 3 s which take half its speed, and half a second each to begin."""
-    tasks = [Task("work", 8, ("x",)), Task("wait", 1), Task("m", 2, ("channel",), (1,)), Task("n", 3, ("channel",))]
-    times = run_slowed(tasks, ORDER, "channel", 0.5, 0.5)
+    tasks = [
+        Task("work", 8, ("x",)),
+        Task("wait", 1),
+        Task("m", 2, ("channel",), (1,), burden_s=0.5),
+        Task("n", 3, ("channel",), burden_s=0.5),
+    ]
+    times = run_slowed(tasks, ORDER, "channel", 0.5)
     assert times == [(0, 11.5), (0, 1), (1, 3), (3, 6)]
-    check_slowed_durations(tasks, times, "channel", 0.5, 0.5)
+    check_slowed_durations(tasks, times, "channel", 0.5)
     for i, end_s in ((0, 11.4), (0, 11.6), (1, 1.1), (2, 2.9), (3, 6.1)):
         with pytest.raises(ConservationError, match="takes"):
-            check_slowed_durations(tasks, moved(times, i, times[i][0], end_s), "channel", 0.5, 0.5)
-    for slowdown, message_s in ((0.4, 0.5), (0.6, 0.5), (0.5, 0.4), (0.5, 0.6)):
+            check_slowed_durations(tasks, moved(times, i, times[i][0], end_s), "channel", 0.5)
+    for slowdown, burden_s in ((0.4, 0.5), (0.6, 0.5), (0.5, 0.4), (0.5, 0.6)):
+        burdened = [*tasks[:3], replace(tasks[3], burden_s=burden_s)]
         with pytest.raises(ConservationError, match="'work'"):
-            check_slowed_durations(tasks, times, "channel", slowdown, message_s)
+            check_slowed_durations(burdened, times, "channel", slowdown)
 
 
 def test_a_message_that_begins_with_a_task_may_cost_it_something_or_not():
-    tasks = [Task("work", 2, ("x",)), Task("m", 1, ("channel",))]
+    tasks = [Task("work", 2, ("x",)), Task("m", 1, ("channel",), burden_s=1)]
     for end_s in (2, 3):
-        check_slowed_durations(tasks, [(0, end_s), (0, 1)], "channel", 0, 1)
+        check_slowed_durations(tasks, [(0, end_s), (0, 1)], "channel", 0)
     for end_s in (1.9, 3.1):
         with pytest.raises(ConservationError, match="'work'"):
-            check_slowed_durations(tasks, [(0, end_s), (0, 1)], "channel", 0, 1)
+            check_slowed_durations(tasks, [(0, end_s), (0, 1)], "channel", 0)
 
 
 def forgetful(tasks, in_order):

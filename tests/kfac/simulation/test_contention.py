@@ -104,14 +104,18 @@ def test_an_iteration_is_delayed_by_no_more_than_what_its_collectives_slow():
 def test_each_message_costs_those_which_compute_work():
     tasks = [
         Task("passes", 10, ("x",)),
-        Task("first", 1, ("channel",)),
-        Task("second", 3, ("channel",)),
-        Task("late", 1, ("channel",), (0,)),
+        Task("first", 1, ("channel",), burden_s=0.25),
+        Task("second", 3, ("channel",), burden_s=0.75),
+        Task("late", 1, ("channel",), (0,), burden_s=9),
         Task("waits", 5),
     ]
-    assert run_slowed(tasks, ORDER, "channel", 0.0, 0.5) == [(0, 11), (0, 1), (1, 4), (11, 12), (0, 5)]
-    assert run_slowed(tasks, ORDER, "channel", 0.5, 0.5) == [(0, 13), (0, 1), (1, 4), (13, 14), (0, 5)]
-    assert run_slowed(tasks, ORDER, "channel", 0.0) == run_tasks(tasks, ORDER)
+    assert run_slowed(tasks, ORDER, "channel", 0.0) == [(0, 11), (0, 1), (1, 4), (11, 12), (0, 5)]
+    assert run_slowed(tasks, ORDER, "channel", 0.5) == [(0, 13), (0, 1), (1, 4), (13, 14), (0, 5)]
+    free = [replace(task, burden_s=0) for task in tasks]
+    assert run_slowed(free, ORDER, "channel", 0.0) == run_tasks(free, ORDER)
+    for wrong in (replace(tasks[1], burden_s=-1), replace(tasks[0], burden_s=1)):
+        with pytest.raises(ValueError, match="burden"):
+            run_slowed([wrong], ORDER, "channel", 0.5)
 
 
 def test_a_profile_with_a_cost_per_message_delays_what_overlaps_and_nothing_else():
@@ -126,6 +130,26 @@ def test_a_profile_with_a_cost_per_message_delays_what_overlaps_and_nothing_else
         lost = sum(after[kind] - before[kind] for kind in ("FF", "BP", "FactorComp"))
         assert lost <= 0.25 * len(plan.messages) + 1e-9
         assert lost > 0 or len(model.layers) == 1
+
+
+def test_a_cost_per_element_is_one_per_message_where_each_has_as_many():
+    """And two elements of bfloat16 are one: they are as many bytes."""
+    dice = random.Random(17)
+    slower = 0
+    for _ in range(20):
+        drawn, cluster = random_model(dice), random_cluster(dice, 3)
+        layers = tuple(replace(layer, a_dim=3, g_dim=3, gradient_elements=6) for layer in drawn.layers)
+        model = replace(drawn, layers=layers)
+        for dtype, factor in (("full", 6), ("bfloat16", 3)):
+            switches = {"name": "spdkfac", "placement": "non_dist", "fusion": "none", "message_dtype": dtype}
+            plan = make_plan({**switches, "gradient_pipelining": False}, model, cluster)
+            by_element, by_message = (
+                simulate(plan, model, DisturbedCluster.disturbed(cluster, interference)).iteration_s
+                for interference in (Interference(element_s=0.125), Interference(message_s=0.125 * factor))
+            )
+            assert by_element == pytest.approx(by_message)
+            slower += by_element > simulate(plan, model, cluster).iteration_s
+    assert slower > 20
 
 
 def test_items_and_waiting_cost_what_they_say():
