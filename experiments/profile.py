@@ -68,6 +68,7 @@ def run_rank(payload: Mapping[str, Any], rank: Rank) -> None:
     """Measure as one rank; rank 0 writes."""
     from experiments.assembly import Site
     from experiments.data import load_data
+    from experiments.load import doubt, of_hosts, part_of_rank, read_load
     from experiments.measure import measure
     from experiments.objectives import objective_of
     from kfac.communication import shutdown
@@ -77,13 +78,17 @@ def run_rank(payload: Mapping[str, Any], rank: Rank) -> None:
     site = Site.enter(config, rank)
     try:
         data = load_data(config.data, raw=objective_of(config.model.name).raw)
+        before = read_load()
         model, cluster = measure(config, data, site)
+        parts = site.communicator.all_gather_object(part_of_rank(rank.rank, before, read_load()))
     finally:
         shutdown()
     if rank.rank == 0:
         model.save(output / MODEL_FILE)
         cluster.save(output / CLUSTER_FILE)
         logger.info("%s", describe(model, cluster))
+        for text in filter(None, map(doubt, of_hosts(parts, config.threads))):
+            logger.warning("%s", text)
         logger.info("written: %s and %s", output / MODEL_FILE, output / CLUSTER_FILE)
 
 

@@ -3,8 +3,8 @@
 ``run.json`` says what the run is and how far it came, ``config.json`` the resolved configuration, ``metrics.jsonl`` one
 row per training iteration and evaluation, ``timelines/`` one trace per recorded iteration and rank; ``plan.json``,
 ``choice.json`` (why ``auto`` chose the plan), ``model_profile.json``, ``cluster_profile.json``, ``environment.json``,
-``code.diff``, ``summary.json`` and ``model.pt``
-(the trained model) what their names say; ``checkpoint/`` is there until the run has finished. Every file but the
+``code.diff``, ``load.json`` (how busy the machines were with other things), ``summary.json`` and ``model.pt`` (the
+trained model) what their names say; ``checkpoint/`` is there until the run has finished. Every file but the
 metrics is replaced as a whole, so that a reader never sees half of one.
 """
 

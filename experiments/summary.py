@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.load import worst_load
 from experiments.records import RunRecord, write_text
 from experiments.simulated import simulated_timeline
 from experiments.timeline_view import page_text, write_png
@@ -33,6 +34,7 @@ def summarise(record: RunRecord, warmup: int, timelines: Mapping[int, Timeline] 
     timelines = merged_timelines(record) if timelines is None else timelines
     recorded = list(timelines.values())
     last = evaluated[-1] if evaluated else {}
+    load = worst_load(record)
     return {
         "iterations": len(trained),
         "iteration_s": _quartiles(seconds[warmup:] or seconds),
@@ -43,6 +45,7 @@ def summarise(record: RunRecord, warmup: int, timelines: Mapping[int, Timeline] 
         "eval_loss": last.get("loss"),
         "eval_accuracy": None,  # of a model that classifies
         **{f"eval_{name}": last[name] for name in METRICS if name in last},
+        **({} if load is None else {"load": load}),
     }
 
 

@@ -21,6 +21,7 @@ from experiments.command import RunFailedError, plain, run_command
 from experiments.config import TrainConfig
 from experiments.devices import choose_device
 from experiments.launch import LaunchError, launch
+from experiments.load import doubt
 from experiments.locks import RecordInUseError, job_facts
 from experiments.ranks import Rank, StopRequest, rank_from_environment
 from experiments.records import FAILED, FINISHED, INTERRUPTED, RUNNING, RunRecord
@@ -192,6 +193,8 @@ def end(record: RunRecord, status: str) -> None:
         return
     if summary := record.read("summary.json"):
         logger.info("%s", describe(summary))
+        if text := doubt(summary.get("load")):
+            logger.warning("%s", text)
     logger.info("finished: %s", record.path)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import statistics
-import textwrap
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,30 +16,26 @@ from experiments.clock import IterationClock
 from experiments.config import TrainConfig
 from experiments.data import Batch, load_data
 from experiments.learning_rate import learning_rate
+from experiments.load import Reading, note_load, part_of_rank, read_load
 from experiments.measure import explain_choice, profiles_of_run
 from experiments.objectives import objective_of
 from experiments.patience import PATIENCE_S, patiently
+from experiments.planning_anew import PlansAnew, note_decision, note_undecided
+from experiments.progress import Progress
 from experiments.ranks import Rank, StopRequest
 from experiments.records import FAILED, FINISHED, INTERRUPTED, RunRecord
 from experiments.rendezvous import register
-from experiments.settings import ConfigError
+from experiments.run_state import first_lost_iteration, restore, state_of
 from experiments.sharding import Shards, derive_seed
 from experiments.summary import describe_metric, merged_timelines, render_timelines, summarise
 from experiments.tracking import open_tracker
 from kfac.choice import Choice
 from kfac.communication import shutdown
-from kfac.finals import longest
-from kfac.replanning import FEWEST, WARM_UP, Replanner
+from kfac.replanning import Replanner
 from kfac.schedules import AUTO
 from kfac.timeline import Timeline
 
 logger = logging.getLogger(__name__)
-
-_MISFITS = (AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
-"""What states raise that are not what they should be."""
-
-LONGEST_WAIT_S = 5.0
-"""The ranks agree on whether to stop at least as often as this, as far as iterations are not longer."""
 
 
 def train(
@@ -117,7 +111,6 @@ class Training:
         record.patience_s = PATIENCE_S
         folder = record.path / "checkpoint"
         self.checkpoints = Checkpoints(folder, site.communicator, config.checkpoint.keep, PATIENCE_S)
-        self.report_every = config.progress
 
     def run(self) -> str:
         """Everything: profiles, training from the last checkpoint on, evaluation, summary."""
@@ -133,7 +126,10 @@ class Training:
         try:
             if not self.rank:
                 self.site.communicator.barrier()
-            status = self._loop(start)
+            before = read_load()
+            ended = self._loop(start)
+            self._note_load(before)
+            status = ended
             if status == FINISHED and self.rank == 0:
                 self._conclude()
         except Exception as error:
@@ -154,7 +150,9 @@ class Training:
             kfac = config.kfac_config(lr=self._learning_rate)
         schedule = config.schedule.value
         learner = assemble(config, self.data, self.site, kfac=kfac, schedule=schedule, profiles=profiles)
-        self.replanner = self._replanner(learner)
+        anew = config.replan_after is not None
+        self.plans_anew = PlansAnew(config, learner, self.site.communicator, self.iterations) if anew else None
+        self.replanner = self.plans_anew.replanner if self.plans_anew else None
         if self.rank == 0:
             if learner.preconditioner.plan.schedule.curvature:
                 logger.info("%s", learner.preconditioner.summary())
@@ -166,35 +164,6 @@ class Training:
                     self.record.write(name, profile.to_dict())
         return learner
 
-    def _replanner(self, learner: Learner) -> Replanner | None:
-        after = self.config.replan_after
-        if after is None:
-            return None
-        if self.rank == 0:
-            late = "" if after < self.iterations else f", which is beyond the {self.iterations} of the run"
-            then = "" if late else ": what is chosen then, and why, is said when that is decided"
-            logger.info("planning anew from the run's own times after %d iterations%s%s", after, late, then)
-        return Replanner(
-            learner.preconditioner,
-            learner.recorder,
-            after=after,
-            iterations=self.config.profiling.iterations,
-            repeats=self.config.profiling.repeats,
-            turns=self._turns(learner, after),
-            communicator=self.site.communicator,
-            name=self.config.model.name,
-        )
-
-    def _turns(self, learner: Learner, after: int) -> int:
-        """Of each plan, where planning anew begins after so many iterations: none if the run would end undecided."""
-        turns = self.config.schedule.replan_turns
-        intervals = learner.preconditioner.config.intervals(0)
-        fits = after + FEWEST * (intervals.factor - 1) + longest(turns, intervals=intervals) < self.iterations
-        if self.rank == 0 and turns and not fits and after < self.iterations:
-            text = "too few of %d iterations are left for plans to take turns: simulation decides"
-            logger.info(text, self.iterations)
-        return turns if fits else 0
-
     def _note_choice(self, choice: Choice, **more: Any) -> None:
         logger.info("%s", choice)
         self.record.write("choice.json", {**choice.to_dict(), **more})
@@ -204,41 +173,20 @@ class Training:
 
     def _resume(self) -> int:
         """The first iteration to run; the state before it is loaded if it is not 0."""
-        lost = self._first_lost_iteration() if self.rank == 0 else None
+        lost = first_lost_iteration(self.record, self._evaluates) if self.rank == 0 else None
         found = self.checkpoints.load(self.site.device, lost)
         start = 0
         if found is not None:
             start, shared, own = found
-            try:
-                self.learner.model.load_state_dict({**shared["model"], **own["buffers"]})
-                self.learner.optimizer.load_state_dict(shared["optimizer"])
-                self.learner.preconditioner.load_state_dict(shared["kfac"])
-                if self.replanner:
-                    self.replanner.load_state_dict(shared["replanner"])
-                _set_random_state(own["random"])
-            except _MISFITS as error:  # saved by other code than this
-                missing = "it lacks " if isinstance(error, KeyError) else ""
-                raise ConfigError(
-                    f"{self.checkpoints.folder}: the checkpoint before iteration {start} does not fit: "
-                    f"{missing}{textwrap.shorten(str(error), 400)} (rerun=true starts over)"
-                ) from error
+            restore(self.learner, self.replanner, shared, own, folder=self.checkpoints.folder, start=start)
             if self.rank == 0:
                 logger.info("continuing from the checkpoint before iteration %d", start)
-            if self.replanner and not self.replanner.done:
-                first = max(self.config.replan_after or 0, start + WARM_UP + FEWEST)
-                self.replanner.turns = self._turns(self.learner, first)
+            if self.plans_anew:
+                self.plans_anew.continue_at(start)
         if self.rank == 0:
             self.record.note(iterations=self.iterations)
             self.record.write("plan.json", self.learner.preconditioner.plan.to_dict())
         return start
-
-    def _first_lost_iteration(self) -> int:
-        """How far the metrics reach without a hole: a checkpoint beyond that is of no use."""
-        rows = {(row["kind"], row["iter"]) for row in self.record.whole_rows()}
-        iteration = 0
-        while ("train", iteration) in rows and (not self._evaluates(iteration + 1) or ("eval", iteration) in rows):
-            iteration += 1
-        return iteration
 
     # ------------------------------------------------------------------ the loop
 
@@ -252,7 +200,7 @@ class Training:
     def _loop(self, start: int) -> str:
         config = self.config
         batches = self._batches(start)
-        self.started_s, self.first = time.perf_counter(), start
+        self.progress = Progress(config.progress, start, self.iterations, self.objective.metric)
         self.site.communicator.barrier()
         for iteration in range(start, self.iterations):
             self._iterate(iteration, batches)
@@ -262,7 +210,7 @@ class Training:
             last = done == self.iterations
             saves = config.checkpoint.every is not None and done % config.checkpoint.every == 0
             evaluates = self._evaluates(done)
-            if not (last or saves or evaluates or done % self.report_every == 0):
+            if not (last or saves or evaluates or done % self.progress.every == 0):
                 continue
             stopping = self._report(done) and not last
             if evaluates:
@@ -309,14 +257,7 @@ class Training:
         """Plan anew from the run's own times, between two timed iterations; collective."""
         found = replanner.replan()
         if self.rank == 0 and found is not None:
-            facts = found.to_dict()["replanned"]
-            logger.info("%s", found)
-            self.record.write("model_profile.json", found.profile.model.to_dict())
-            self.record.write("cluster_profile.json", found.profile.cluster.to_dict())
-            self.record.write("plan.json", self.learner.preconditioner.plan.to_dict())
-            self.record.write("choice.json", found.to_dict())
-            row = {"simulated_s": found.choice.iteration_s, **{k: v for k, v in facts.items() if k.endswith("_s")}}
-            self.tracker.log({"kind": "replan", "iter": iteration, **row})
+            self.tracker.log(note_decision(self.record, self.learner.preconditioner, found, iteration))
         self.site.communicator.barrier()
 
     def _report(self, done: int) -> bool:
@@ -327,35 +268,17 @@ class Training:
         asked = torch.tensor([[float(self.stop.asked), statistics.fmean(seconds)]], dtype=torch.float64)
         *averages, total = sum_over_ranks(torch.cat((numbers, asked)), self.site).div(self.world_size).tolist()
         stopping = bool(total[0] > 0)
-        # Whoever asks a run of slow iterations to stop has an answer within seconds too.
-        self.report_every = max(1, min(self.config.progress, int(LONGEST_WAIT_S / max(total[1], 1e-9))))
+        self.progress.adapt(total[1])
         if self.rank == 0:
             self.record.check_ours()
             for (iteration, lr, _, _), (loss, metric), iteration_s in zip(pending, averages, seconds, strict=True):
                 row = {"kind": "train", "iter": iteration, "epoch": self._epoch(iteration + 1), "loss": loss}
                 self._log({**row, self.objective.metric: metric, "lr": lr, "iteration_s": iteration_s})
-            self._progress(done, averages, seconds, stopping)
+            self.progress.tell(done, self._epoch(done), averages, seconds, stopping)
         elif self.config.tracking.all_ranks:
             for (iteration, *_), iteration_s in zip(pending, seconds, strict=True):
                 self.tracker.log({"kind": f"rank{self.rank}", "iter": iteration, "iteration_s": iteration_s})
         return stopping
-
-    def _progress(self, done: int, averages: list[list[float]], seconds: list[float], stopping: bool) -> None:
-        loss = statistics.fmean(loss for loss, _ in averages)
-        metric = statistics.fmean(metric for _, metric in averages)
-        passed_s = time.perf_counter() - self.started_s
-        left_s = passed_s / (done - self.first) * (self.iterations - done)
-        logger.info(
-            "iteration %d/%d  epoch %.2f  loss %.4f  %s  %.1f ms  %.2f it/s  %s",
-            done,
-            self.iterations,
-            self._epoch(done),
-            loss,
-            describe_metric(self.objective.metric, metric),
-            1e3 * statistics.median(seconds),
-            (done - self.first) / passed_s,
-            "asked to stop" if stopping else f"ETA {int(left_s // 60)}:{int(left_s % 60):02d}",
-        )
 
     def _evaluate(self, done: int) -> None:
         size, indices = (
@@ -371,15 +294,7 @@ class Training:
 
     def _save(self, done: int) -> None:
         self.record.sync()
-        model, buffers = self.learner.model.state_dict(), dict(self.learner.model.named_buffers())
-        parameters = {key: value for key, value in model.items() if key not in buffers}
-        shared = {
-            "model": parameters,
-            "optimizer": self.learner.optimizer.state_dict(),
-            "kfac": self.learner.preconditioner.state_dict(),
-            **({"replanner": self.replanner.state_dict()} if self.replanner else {}),
-        }
-        own = {"buffers": {key: value for key, value in model.items() if key in buffers}, "random": _random_state()}
+        shared, own = state_of(self.learner, self.replanner)
         self.checkpoints.save(done, shared, own)
 
     def _log(self, row: dict[str, Any]) -> None:
@@ -395,13 +310,16 @@ class Training:
 
     # ------------------------------------------------------------------ afterwards
 
+    def _note_load(self, before: Reading) -> None:
+        """What else kept the machines busy since then; collective."""
+        parts = self.site.communicator.all_gather_object(part_of_rank(self.rank, before, read_load()))
+        if self.rank == 0:
+            note_load(self.record, parts, self.config.threads)
+
     def _conclude(self) -> None:
         """What a finished run leaves, in place of its checkpoints: the model, the summary, the pictures."""
         if self.replanner and not self.replanner.done:
-            plan = self.learner.preconditioner.plan
-            self.record.write("plan.json", plan.to_dict())
-            text = "the run ended before it had planned anew: under plan %s, which may be one on trial"
-            logger.warning(text, plan.fingerprint)
+            note_undecided(self.record, self.learner.preconditioner)
         state = self.learner.model.state_dict()
         patiently(lambda: save_tensors(self.record.path / "model.pt", state), "saving the model")
         try:
@@ -414,16 +332,3 @@ class Training:
         except Exception as error:  # a damaged row or timeline, a font that is missing: the training is done
             logger.warning("%s: the summary or the pictures are not complete: %r", self.record.path, error)
         self.checkpoints.remove()
-
-
-def _random_state() -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def _set_random_state(state: dict[str, Tensor]) -> None:
-    torch.set_rng_state(state["cpu"].cpu())
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"].cpu())
