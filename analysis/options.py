@@ -25,13 +25,9 @@ def differing_options(runs: Sequence[Run]) -> list[str]:
 
 
 def _differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    first: dict[str, Any] = {}
-    different: set[str] = set()
-    for of_run in options:
-        for key, value in of_run.items():
-            if key not in different and not _same(first.setdefault(key, value), value):
-                different.add(key)
-    return [key for key in first if key in different]
+    first = {key: value for of_run in reversed(options) for key, value in of_run.items()}
+    order = dict.fromkeys(key for of_run in options for key in of_run)
+    return [key for key in order if not all(_same(first[key], of[key]) for of in options if key in of)]
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -40,6 +36,8 @@ def _same(one: Any, other: Any) -> bool:
         return False
     if one is None or isinstance(one, (str, int, float)):
         return bool(one == other)
+    if repr(one) == repr(other):
+        return True
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from analysis.runs import Run, load_timelines, sweep_names
-from analysis.statistics import bootstrap_speedup
+from analysis.statistics import Resampled, central, resampled_medians
 from analysis.tables import Cell, Column, Table
 from kfac.timeline import COMMUNICATION_KINDS, KINDS, OTHER, Timeline
 
@@ -71,16 +71,24 @@ class Baselines:
         baseline_s = self.median_s.get(run.comparable)
         return None if baseline_s is None or run.iteration_s is None else baseline_s / run.iteration_s.median
 
-    def interval(self, run: Run, samples_s: Mapping[Path, Sequence[float]]) -> tuple[float, float] | None:
-        """The 95 % bootstrap interval of :meth:`speedup` over iterations, the baseline's runs pooled.
+    def intervals(
+        self, runs: Iterable[Run], samples_s: Mapping[Path, Sequence[float]]
+    ) -> list[tuple[float, float] | None]:
+        """The 95 % bootstrap interval of each run's :meth:`speedup` over iterations, the baseline's runs pooled.
 
         Args:
-            run: whose.
+            runs: whose.
             samples_s: seconds of each iteration by the runs' directories; runs that are not there do not count.
         """
-        pooled_s = [s for r in self.by_setting.get(run.comparable, ()) for s in samples_s.get(r.path, ())]
-        own_s = samples_s.get(run.path)
-        return bootstrap_speedup(pooled_s, own_s) if pooled_s and own_s else None
+        medians_s: dict[str, Resampled | None] = {}  # many runs have the same baseline
+        found = []
+        for run in runs:
+            if run.comparable not in medians_s:
+                pooled_s = [s for r in self.by_setting.get(run.comparable, ()) for s in samples_s.get(r.path, ())]
+                medians_s[run.comparable] = resampled_medians(pooled_s) if pooled_s else None
+            over, own_s = medians_s[run.comparable], samples_s.get(run.path)
+            found.append(central(over / resampled_medians(own_s, stream=1)) if over is not None and own_s else None)
+        return found
 
 
 def runs_table(
@@ -101,6 +109,7 @@ def runs_table(
     baselines = Baselines.among(runs if among is None else among, baseline)
     times = ("median", "q25", "q75")
     interval = tuple(Column(f"{end} of speed-up", ".3f") for end in ("low", "high")) if samples_s is not None else ()
+    ends_of = baselines.intervals(runs, samples_s) if samples_s is not None else [None] * len(runs)
     sweep, sweep_of = _sweeps(runs)
     columns = (
         *sweep,
@@ -116,14 +125,12 @@ def runs_table(
         Column("run", align="left"),
     )
     rows: list[tuple[Cell, ...]] = []
-    for run, of_sweep in zip(runs, sweep_of, strict=True):
+    for run, of_sweep, interval_of in zip(runs, sweep_of, ends_of, strict=True):
         spread = run.iteration_s
         of_times: tuple[Cell, ...] = (None,) * 4
         if spread:
             of_times = (spread.median * _MS, spread.q25 * _MS, spread.q75 * _MS, spread.n)
-        ends: tuple[Cell, ...] = ()
-        if samples_s is not None:
-            ends = baselines.interval(run, samples_s) or (None, None)
+        ends: tuple[Cell, ...] = () if samples_s is None else interval_of or (None, None)
         identity = (*of_sweep, *_identity(run), run.status, run.iterations or None)
         rows.append((*identity, *of_times, baselines.speedup(run), *ends, run.loss, run.accuracy, run.run_id))
     notes = [

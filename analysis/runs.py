@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from analysis.metrics import plain_training_rows, rows_by_kind
 from analysis.statistics import Spread, spread
 from experiments.records import RunRecord
 from kfac.timeline import Timeline
@@ -109,7 +110,8 @@ class Run:
         Raises:
             ValueError: if ``metrics.jsonl`` is damaged.
         """
-        return _samples_s(self.config, _rows(self.path)["train"])
+        rows = plain_training_rows(self.path / "metrics.jsonl")
+        return _samples_s(self.config, rows_by_kind(self.path)["train"] if rows is None else rows)
 
     def recorded(self) -> int:
         """How many iterations have a timeline."""
@@ -128,13 +130,27 @@ class Run:
         return {key: facts[key] for key in ("host", "cpu", "cpus", "gpus", "python", "packages") if key in facts}
 
 
-def find_records(root: Path) -> Iterator[Path]:
-    """Directories with a ``run.json`` at or below a folder, sorted; inside of records nothing is searched for."""
-    for folder, folders, files in os.walk(root):
-        if "run.json" in files:
-            folders.clear()
+def find_records(root: Path, problems: list[Problem] | None = None) -> Iterator[Path]:
+    """Directories with a ``run.json`` at or below a folder, sorted; inside of records nothing is searched for.
+
+    Args:
+        root: the folder; links below it are not followed.
+        problems: gets the folders that cannot be listed.
+    """
+    folders = [os.fspath(root)]
+    while folders:
+        folder = folders.pop()
+        if os.path.lexists(os.path.join(folder, "run.json")):  # asked first: listing thousands of records takes long
             yield Path(folder)
-        folders.sort()
+            continue
+        try:
+            with os.scandir(folder) as entries:
+                below = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+        except OSError as error:
+            if problems is not None:
+                problems.append(Problem(Path(folder), f"it cannot be listed: {error.strerror}"))
+            continue
+        folders += reversed(below)
 
 
 def paper_order(run: Run) -> tuple[Any, ...]:
@@ -159,12 +175,13 @@ def load_runs(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
     Raises:
         ValueError: if a folder does not exist.
     """
-    runs, problems = [], []
+    runs: list[Run] = []
+    problems: list[Problem] = []
     seen: set[tuple[int, int]] = set()
     for root in roots:
         if not root.is_dir():
             raise ValueError(f"no folder {root} to read run records from")
-        for path in find_records(root):
+        for path in find_records(root, problems):
             found = path.stat()
             if (found.st_dev, found.st_ino) in seen:
                 continue
@@ -241,17 +258,6 @@ def _timeline(file: Path) -> Timeline:
     return timeline
 
 
-def _rows(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The metrics rows of each kind by iteration, repeated iterations once."""
-    by_kind: dict[str, list[dict[str, Any]]] = {"train": [], "eval": []}
-    try:
-        for row in RunRecord.load(path).rows():
-            by_kind.setdefault(row["kind"], []).append(row)
-    except OSError as error:
-        raise ValueError(f"metrics.jsonl cannot be read: {error}") from error
-    return by_kind
-
-
 def _samples_s(config: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[float]:
     warmup = config.get("warmup") or 0
     if not isinstance(warmup, int) or warmup < 0:
@@ -263,7 +269,7 @@ def _samples_s(config: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[fl
 
 def _summarise(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The summary of a run that has not written one."""
-    rows = _rows(path)
+    rows = rows_by_kind(path)
     train, evaluations = rows["train"], rows["eval"]
     samples_s = _samples_s(config, train)
     timelines = load_timelines(path).values()

@@ -90,7 +90,12 @@ class Table:
 
     def shown(self) -> list[list[str]]:
         """The rows as people read them."""
-        return [[c.show(cell) for c, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+        if not self.rows:
+            return []
+        columns = [
+            list(map(c.show, cells)) for c, cells in zip(self.columns, zip(*self.rows, strict=True), strict=True)
+        ]
+        return list(map(list, zip(*columns, strict=True)))
 
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
@@ -102,9 +107,9 @@ def _pad(text: str, width: int, align: str) -> str:
     return text.ljust(width) if align == "left" else text.rjust(width)
 
 
-def _widths(table: Table) -> list[int]:
-    lines = [[c.title for c in table.columns], *table.shown()]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
+def _widths(table: Table, shown: Sequence[Sequence[str]] | None = None) -> list[int]:
+    lines = [[c.title for c in table.columns], *(table.shown() if shown is None else shown)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     start = 0
     for name, count in _groups(table.columns):  # a group's heading must fit above its columns
         missing = len(name) - (sum(widths[start : start + count]) + 2 * (count - 1))
@@ -119,7 +124,8 @@ def _line_width(widths: Sequence[int]) -> int:
 
 def to_text(table: Table) -> str:
     """Aligned columns for a terminal."""
-    body, widths = table.shown(), _widths(table)
+    body = table.shown()
+    widths = _widths(table, body)
     titles = [c.title for c in table.columns]
 
     def line(cells: Sequence[str]) -> str:

@@ -1,10 +1,13 @@
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from analysis.metrics import plain_training_rows, rows_by_kind
 from analysis.runs import find_records, load_run, load_runs, load_samples, load_timelines
 from analysis.statistics import Spread
 from experiments.records import RunRecord
@@ -118,6 +121,54 @@ def test_damaged_metrics_of_a_finished_run_cost_only_its_interval(tmp_path, row)
     samples_s, (problem,) = load_samples(runs)
     assert list(samples_s.values()) == [[0.2, 0.1, 0.3]]
     assert str(bad / "metrics.jsonl") in str(problem)
+
+
+def test_the_quick_reading_of_metrics_never_says_anything_else_than_the_thorough_one(tmp_path):
+    """It may leave a file to the thorough one; what it returns must be the same."""
+    path = write_record(tmp_path, "a", times_s=[0.1 + i / 1000 for i in range(12)])
+    file = path / "metrics.jsonl"
+    whole = file.read_bytes()
+    assert plain_training_rows(file) == rows_by_kind(path)["train"] != []  # the file as runs write it
+    random, quick = Random(1), 0
+    for _ in range(400):
+        damaged = bytearray(whole)
+        for _ in range(random.randint(1, 2)):
+            place = random.randrange(len(damaged))
+            match random.randrange(4):
+                case 0:
+                    damaged[place] = random.choice(b'{}[],:"\n 01.e-a\xff\x00')
+                case 1:
+                    del damaged[place : place + random.choice((1, 5, 120))]
+                case 2:
+                    damaged[place:place] = random.choice(
+                        (b"\n", b",", b"},{", b"null\n", b"[]\n", b'{"kind": "train"}\n')
+                    )
+                case 3:
+                    damaged += damaged[place:]
+        file.write_bytes(damaged)
+        if (found := plain_training_rows(file)) is not None:
+            assert found == rows_by_kind(path)["train"]
+            quick += 1
+    assert quick > 20
+
+
+def test_a_folder_that_cannot_be_listed_is_named_and_links_are_not_followed(tmp_path, monkeypatch):
+    path = write_record(tmp_path / "a", "x")
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    real = os.scandir
+
+    def scandir(folder):
+        if str(folder).endswith("closed"):
+            raise PermissionError(13, "Permission denied")
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    runs, problems = load_runs([tmp_path])
+    assert [run.path for run in runs] == [path]
+    assert [str(problem) for problem in problems] == [
+        f"skipped {tmp_path / 'closed'}: it cannot be listed: Permission denied"
+    ]
 
 
 def test_records_are_found_at_any_depth_but_not_inside_records(tmp_path):
