@@ -33,6 +33,7 @@ from typing import Any
 
 from analysis import gloo
 from analysis.kineto_labels import BACKWARD, NOTHING, Label, Rule, collective_label, is_message, label_of
+from kfac.named_flows import named_flows
 from kfac.timeline import COMMUNICATION_KINDS, COMMUNICATION_LANE, COMPUTE_LANE, Span, Timeline
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -156,7 +157,7 @@ class _Trace:
                     begin, until = (round((t - start) / 1e6, 12) for t in (max(s.start, free), s.end))
                     spans.append(Span(self.rank, lane, s.label.kind, s.label.name, begin, until))
                     free = s.end
-        return Timeline(tuple(spans), total_s=(end - start) / 1e6)
+        return Timeline(tuple(spans), total_s=(end - start) / 1e6, flows=named_flows(spans))
 
     def _of_device(self, steps: Sequence[tuple[float, float, int]]) -> dict[int, Timeline]:
         """Iterations of kernels: each from where the one before has left the device free to where it has itself."""

@@ -16,6 +16,7 @@ import torch
 from torch.autograd import profiler
 
 from kfac.communication import Work
+from kfac.named_flows import named_flows
 from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE, Span, Timeline
 
 _NO_RANGE = nullcontext()
@@ -184,7 +185,7 @@ class Recorder:
             for f in self._flights
         ]
         spans = self._in_turn(COMPUTE_LANE, computing, total_s) + self._in_turn(COMMUNICATION_LANE, messages, total_s)
-        return Timeline(tuple(spans), total_s=total_s)
+        return Timeline(tuple(spans), total_s=total_s, flows=named_flows(spans))
 
     def _in_turn(self, lane: str, work: list[tuple[str, str, float, float]], limit_s: float) -> list[Span]:
         """What may have been under way at once, in the order of its end: each has the lane from when it could start."""

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,8 @@ class Span:
 
 
 _PLACE = attrgetter("rank", "lane", "start_s", "end_s")
+Flow = tuple[int, int]
+"""The numbers of two spans of a timeline of which the second has waited for the first."""
 
 
 @dataclass(frozen=True)
@@ -88,22 +90,38 @@ class Timeline:
             one set of lanes, so that large worlds stay small.
         total_s: the iteration's seconds where known (measured); else the latest end.
         source: ``measured`` or ``simulated``.
+        flows: what is known of who has waited for whom across lanes, as pairs of numbers in ``spans`` as given; they
+            become those of the spans in their order.
 
     Raises:
-        ValueError: for a total that is negative or not finite, or a rank that stands for less than one.
+        ValueError: for a total that is negative or not finite, a rank that stands for less than one, or a flow from or
+            to no span, or back in time.
     """
 
     spans: tuple[Span, ...]
     rank_counts: Mapping[int, int] = field(default_factory=dict, hash=False)
     total_s: float | None = None
     source: str = "measured"
+    flows: tuple[Flow, ...] = ()
 
     def __post_init__(self) -> None:
         if self.total_s is not None and not 0 <= self.total_s < math.inf:
             raise ValueError(f"total_s must be finite and not negative, got {self.total_s}")
         if not all(count >= 1 for count in self.rank_counts.values()):
             raise ValueError(f"every rank stands for at least one, got {dict(self.rank_counts)}")
-        object.__setattr__(self, "spans", tuple(sorted(self.spans, key=_PLACE)))
+        self._check_flows()
+        order = sorted(range(len(self.spans)), key=[_PLACE(span) for span in self.spans].__getitem__)
+        object.__setattr__(self, "spans", tuple(self.spans[i] for i in order))
+        if self.flows:
+            place = sorted(range(len(order)), key=order.__getitem__)
+            object.__setattr__(self, "flows", tuple(sorted((place[a], place[b]) for a, b in self.flows)))
+
+    def _check_flows(self) -> None:
+        for a, b in self.flows:
+            if not (0 <= a < len(self.spans) and 0 <= b < len(self.spans)):
+                raise ValueError(f"a flow from span {a} to {b}, of {len(self.spans)} spans")
+            if self.spans[a].end_s > self.spans[b].start_s + 1e-9:  # what traces round to
+                raise ValueError(f"a flow from {self.spans[a].name!r} back in time to {self.spans[b].name!r}")
 
     @property
     def iteration_s(self) -> float:
@@ -179,14 +197,20 @@ class Timeline:
         return result
 
     def to_chrome_trace(self, path: Path | str) -> None:
-        """Write Chrome trace JSON (Perfetto opens it): one process per rank, one thread per lane, whole nanoseconds."""
-        Path(path).write_text(json.dumps({"traceEvents": list(self._events()), "metadata": self._metadata()}) + "\n")
+        """Write Chrome trace JSON (Perfetto opens it): one process per rank, one thread per lane, whole nanoseconds.
+
+        Flows are arrows between spans of at least a nanosecond; shorter ones do not exist for Perfetto.
+        """
+        trace = {"traceEvents": list(self._events()), "metadata": self._metadata()}
+        Path(path).write_text(json.dumps(trace, separators=(",", ":")) + "\n")
 
     def _metadata(self) -> dict[str, Any]:
         counts = {str(rank): count for rank, count in self.rank_counts.items()}
-        return {"rank_counts": counts, "total_s": self.total_s, "source": self.source}
+        return {"rank_counts": counts, "total_s": self.total_s, "source": self.source, "flows": self.flows}
 
-    def _events(self, name: str = "", first_pid: int = 1, first_tid: int = 1) -> Iterable[dict[str, Any]]:
+    def _events(
+        self, name: str = "", first_pid: int = 1, first_tid: int = 1, first_flow: int = 1
+    ) -> Iterable[dict[str, Any]]:
         lanes = sorted({(s.rank, s.lane) for s in self.spans})
         # Process and thread ids start at 1 and threads are unique over all processes: 0 is special in Perfetto.
         tids = {key: number for number, key in enumerate(lanes, start=first_tid)}
@@ -204,6 +228,17 @@ class Timeline:
             if s.critical:
                 args["critical"] = True
             yield {"ph": "X", "name": s.name, **identity, **times, "args": args}
+        for number, (a, b) in enumerate(self.flows, start=first_flow):
+            begin, end = self.spans[a], self.spans[b]
+            last_ns, first_ns = round(begin.end_s * 1e9) - 1, round(end.start_s * 1e9)
+            if last_ns < round(begin.start_s * 1e9) or first_ns >= round(end.end_s * 1e9):
+                continue
+            # Each end belongs to the slice that is open at its moment: a slice is not open any more when it ends. They
+            # come behind all slices, as of what has the same moment Perfetto takes in first what stands first.
+            for ph, s, ns in (("s", begin, last_ns), ("f", end, first_ns)):
+                where = {"pid": first_pid + s.rank, "tid": tids[s.rank, s.lane], "ts": ns / 1e3}
+                binding = {"bp": "e"} if ph == "f" else {}
+                yield {"ph": ph, "name": "awaited", "cat": "flow", "id": number, **where, **binding}
 
     @classmethod
     def from_chrome_trace(cls, path: Path | str) -> Timeline:
@@ -229,7 +264,8 @@ class Timeline:
             )
             meta = data.get("metadata", {})
             counts = {int(rank): count for rank, count in meta.get("rank_counts", {}).items()}
-            return cls(spans, counts, meta.get("total_s"), meta.get("source", "measured"))
+            flows = tuple((int(a), int(b)) for a, b in meta.get("flows", ()))
+            return cls(spans, counts, meta.get("total_s"), meta.get("source", "measured"), flows)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a timeline written by this project: {error!r}") from error
 
@@ -240,7 +276,9 @@ class Timeline:
         totals = [t.total_s for t in parts if t.total_s is not None]
         counts = {rank: count for t in parts for rank, count in t.rank_counts.items()}
         spans = tuple(s for t in parts for s in t.spans)
-        return cls(spans, counts, max(totals, default=None), parts[0].source if parts else "measured")
+        firsts = accumulate((len(t.spans) for t in parts), initial=0)
+        flows = tuple((first + a, first + b) for first, t in zip(firsts, parts, strict=False) for a, b in t.flows)
+        return cls(spans, counts, max(totals, default=None), parts[0].source if parts else "measured", flows)
 
 
 def chrome_trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
@@ -250,9 +288,10 @@ def chrome_trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
         timelines: by the names that their processes get; each one's ranks are processes of their own.
     """
     events: list[dict[str, Any]] = []
-    pid = tid = 1
+    pid = tid = flow = 1
     for name, timeline in timelines.items():
-        events += timeline._events(name if len(timelines) > 1 else "", pid, tid)
+        events += timeline._events(name if len(timelines) > 1 else "", pid, tid, flow)
         pid += max(timeline.ranks, default=0) + 1
         tid += len({(s.rank, s.lane) for s in timeline.spans})
+        flow += len(timeline.flows)
     return {"traceEvents": events}

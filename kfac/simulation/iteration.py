@@ -16,6 +16,7 @@ from kfac.planning.plan import Plan
 from kfac.planning.profiles import ClusterProfile, ModelProfile, interference_of
 from kfac.simulation.contention import run_slowed
 from kfac.simulation.events import Task, critical_path, run_tasks
+from kfac.simulation.flows import Place, flows
 from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE, Span, Timeline
 
 _CHANNEL = "channel"
@@ -28,7 +29,8 @@ def simulate(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> Timeli
 
     Collectives start when every rank has reached them, the one before has left the channel, and what they carry is
     there. Ranks that own no factor do the same: the lowest of them stands for all. The optimizer's update is no span;
-    it is part of :attr:`Timeline.total_s`. Spans on the critical path say so.
+    it is part of :attr:`Timeline.total_s`. Spans on the critical path say so. Flows lead from computing to the messages
+    that wait for it, and on to what waits for them.
 
     Args:
         plan: what every rank does.
@@ -40,16 +42,17 @@ def simulate(plan: Plan, model: ModelProfile, cluster: ClusterProfile) -> Timeli
     """
     graph, times = _run(plan, model, cluster)
     critical = set(critical_path(graph.tasks, times, graph.resources))
-    of_rank: dict[int, list[tuple[_Label, float, float, bool]]] = {rank: [] for rank in (_EVERY_RANK, *graph.lanes)}
+    spans: list[Span] = []
+    number: list[dict[int, int]] = []  # by task and rank
     for i, ((start, end), label) in enumerate(zip(times, graph.labels, strict=True)):
-        if label is not None:
-            of_rank[label.rank].append((label, start, end, i in critical))
-    spans = [
-        Span(rank, label.lane, label.kind, label.name, start, end, on_path)
-        for rank in graph.lanes
-        for label, start, end, on_path in (*of_rank[_EVERY_RANK], *of_rank[rank])
-    ]
-    return Timeline(tuple(spans), graph.lanes, _iteration_s(times, model), "simulated")
+        ranks = graph.ranks_of(label) if label else ()
+        number.append({rank: k for k, rank in enumerate(ranks, start=len(spans))})
+        if label:
+            kind = label.lane, label.kind, label.name
+            spans += [Span(rank, *kind, start, end, i in critical) for rank in ranks]
+    places = [Place(graph.ranks_of(x), x.lane == COMMUNICATION_LANE) if x else None for x in graph.labels]
+    found = tuple((number[i][rank], number[j][rank]) for i, j, rank in flows(graph.tasks, places, times))
+    return Timeline(tuple(spans), graph.lanes, _iteration_s(times, model), "simulated", found)
 
 
 def simulated_iteration_s(
@@ -145,6 +148,10 @@ class _Graph:
         self.arrived: dict[int, tuple[int, ...]] = {}
         """Per factor after what it can be inverted, where that may be before all messages have arrived."""
         self.factor_index = {(f.layer, f.side): i for i, f in enumerate(self.plan.factors)}
+
+    def ranks_of(self, label: _Label) -> Collection[int]:
+        """Whose lane has a span of it."""
+        return self.lanes if label.rank == _EVERY_RANK else (label.rank,)
 
     def run(self) -> list[tuple[float, float]]:
         """Start and end of every task."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections import Counter
@@ -19,7 +20,8 @@ import kfac.recording
 from analysis.kineto import from_kineto, load_trace
 from kfac import KFAC, KFACConfig
 from kfac.recording import Recorder
-from kfac.timeline import COMMUNICATION_KINDS, COMMUNICATION_LANE, COMPUTE_LANE, KINDS, Timeline
+from kfac.timeline import COMMUNICATION_KINDS, COMMUNICATION_LANE, COMPUTE_LANE, KINDS, Span, Timeline
+from tests.kfac.perfetto import imported
 from tests.kfac.ranks import run_ranks
 
 BEFORE, RECORDED = 3, 3
@@ -222,6 +224,26 @@ def test_the_work_of_a_message_is_as_large_as_its_call(steps, name):
 def within(event: dict[str, Any], around: dict[str, Any]) -> bool:
     start, end = (around["ts"], around["ts"] + around["dur"])
     return event["tid"] == around["tid"] and start <= event["ts"] <= end
+
+
+@pytest.mark.parametrize("name", ["mpdkfac", *MORE])
+def test_both_instruments_know_what_packed_a_message(steps, name, tmp_path):
+    for found in (steps.recorded(name), steps.profiled(name)):
+        for timeline in found:
+            packed = {timeline.spans[b]: timeline.spans[a] for a, b in timeline.flows if is_message(timeline.spans[b])}
+            sums = [s for s in timeline.spans if s.kind == "FactorComm" and is_message(s)]
+            assert sums
+            assert all(s in packed for s in sums)
+            assert all(packed[s].end_s <= s.start_s for s in packed)
+            timeline.to_chrome_trace(path := tmp_path / "t.json")
+            arrows = imported(json.loads(path.read_text())["traceEvents"])
+            assert not arrows.errors
+            assert len(arrows.flows) == len(timeline.flows)
+            assert Timeline.from_chrome_trace(path) == timeline
+
+
+def is_message(span: Span) -> bool:
+    return span.lane == COMMUNICATION_LANE
 
 
 def test_without_ranges_a_step_is_misread(steps):

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kfac.timeline import KINDS, Span, Timeline, chrome_trace
+from tests.kfac.perfetto import imported
 
 
 def span(kind, start, end, lane="compute", rank=0):
@@ -163,6 +164,7 @@ def test_traces_follow_the_rules_that_perfetto_imports_by(tmp_path, views):
         events = chrome_trace(timelines)["traceEvents"]
     slices = [e for e in events if e["ph"] == "X"]
     threads = {(e["pid"], e["tid"]) for e in slices}
+    assert not imported(events).errors
     assert len(slices) == views * 3 * 2 * 200
     assert len(threads) == len({tid for _, tid in threads}) == views * 3 * 2
     assert min(min(pair) for pair in threads) >= 1
@@ -174,3 +176,113 @@ def test_traces_follow_the_rules_that_perfetto_imports_by(tmp_path, views):
         whole = [(round(e["ts"] * 1e3), round((e["ts"] + e["dur"]) * 1e3)) for e in mine]
         assert all(abs(e["ts"] * 1e3 - a) < 1e-3 for e, (a, _) in zip(mine, whole, strict=True)), "whole nanoseconds"
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(whole)))
+
+
+def with_flows(offset_s: float = 0.0) -> Timeline:
+    """Given out of order; two ranks, neighbours without a gap, and a message that two arrows lead to."""
+    third = 1 / 3
+    spans = (
+        span("Precondition", 2 + third + offset_s, 3),
+        span("FF", 0, third),
+        span("BP", third, 2 * third),
+        span("GradComm", 2 * third + offset_s, 2 + third + offset_s, "communication"),
+        span("FactorComp", 0, 2 * third, rank=1),
+        span("GradComm", 2 * third + offset_s, 2 + third + offset_s, "communication", rank=1),
+    )
+    return Timeline(spans, {0: 3}, 4.0, "simulated", ((2, 3), (3, 0), (1, 3), (4, 5)))
+
+
+NAMED = {("BP", "GradComm"), ("FF", "GradComm"), ("GradComm", "Precondition"), ("FactorComp", "GradComm")}
+
+
+def test_flows_become_those_of_the_spans_in_their_order():
+    timeline = with_flows()
+    assert list(timeline.flows) == sorted(timeline.flows)
+    assert {(timeline.spans[a].kind, timeline.spans[b].kind) for a, b in timeline.flows} == NAMED
+
+
+@pytest.mark.parametrize("offset_s", [0.0, 1e-3])
+def test_flows_are_arrows_between_the_slices_that_they_mean(tmp_path, offset_s):
+    timeline = with_flows(offset_s)
+    timeline.to_chrome_trace(path := tmp_path / "t.json")
+    assert Timeline.from_chrome_trace(path) == timeline
+    found = imported(json.loads(path.read_text())["traceEvents"])
+    assert not found.errors
+    seen = {(a["args"]["start_s"], a["cat"], b["args"]["start_s"], b["cat"], b["pid"] - 1) for a, b in found.flows}
+    meant = [(timeline.spans[a], timeline.spans[b]) for a, b in timeline.flows]
+    assert seen == {(a.start_s, a.kind, b.start_s, b.kind, b.rank) for a, b in meant}
+
+
+def test_arrows_of_several_timelines_in_a_file_are_told_apart():
+    events = chrome_trace({"one": with_flows(), "other": with_flows(1e-3)})["traceEvents"]
+    found = imported(events)
+    assert not found.errors
+    assert len(found.flows) == 2 * len(NAMED)
+    assert all(a["pid"] == b["pid"] for a, b in found.flows)
+    assert len({a["pid"] for a, _ in found.flows}) == 4
+    again = [{**e, "id": 1} if "id" in e else e for e in events]  # the control
+    assert any("begins again" in error for error in imported(again).errors)
+
+
+def broken(events, how):
+    """Arrows as they are easily written, and wrong."""
+    ends = {(e["pid"], e["tid"], round((e["ts"] + e["dur"]) * 1e3)) for e in events if e["ph"] == "X"}
+    if how == "from where a slice has ended":
+        return [
+            {**e, "ts": e["ts"] + 1e-3}
+            if e["ph"] == "s" and (e["pid"], e["tid"], round(e["ts"] * 1e3) + 1) in ends
+            else e
+            for e in events
+        ]
+    if how == "before the slices in the file":
+        return sorted(events, key=lambda e: e["ph"] not in ("s", "f"))
+    if how == "binding to what follows":
+        return [{k: v for k, v in e.items() if k != "bp"} for e in events]
+    assert how == "on another thread"
+    return [{**e, "tid": 99} if e["ph"] == "f" else e for e in events]
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["from where a slice has ended", "before the slices in the file", "binding to what follows", "on another thread"],
+)
+def test_control_other_arrows_are_found_out(how):
+    events = chrome_trace({"one": with_flows()})["traceEvents"]
+    found = imported(broken(events, how))
+    right = {(a["name"], b["name"]) for a, b in imported(events).flows}
+    assert found.errors or {(a["name"], b["name"]) for a, b in found.flows} != right
+
+
+def test_spans_that_are_shorter_than_a_nanosecond_have_no_arrows_but_keep_their_flows(tmp_path):
+    spans = (span("FF", 0, 1), span("BP", 1, 1), span("GradComm", 1, 2, "communication"), span("BP", 2, 2 + 1e-10))
+    timeline = Timeline(spans, flows=((0, 2), (1, 2), (2, 3)))
+    timeline.to_chrome_trace(path := tmp_path / "t.json")
+    found = imported(json.loads(path.read_text())["traceEvents"])
+    assert not found.errors
+    assert [(a["cat"], b["cat"]) for a, b in found.flows] == [("FF", "GradComm")]
+    assert Timeline.from_chrome_trace(path) == timeline
+
+
+def test_merging_ranks_keeps_their_flows():
+    first = Timeline((span("GradComm", 2, 3, "communication"), span("FF", 0, 1)), flows=((1, 0),))
+    spans = (span("BP", 0, 1, rank=1), span("GradComm", 2, 3, "communication", rank=1))
+    merged = Timeline.merge([first, Timeline(()), Timeline(spans, flows=((0, 1),))])
+    assert [(merged.spans[a].kind, merged.spans[b].kind, merged.spans[b].rank) for a, b in merged.flows] == [
+        ("FF", "GradComm", 0),
+        ("BP", "GradComm", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flow", "match"), [((0, 2), "of 2 spans"), ((-1, 0), "of 2 spans"), ((1, 0), "back in time"), ((0, 0), "back in")]
+)
+def test_impossible_flows_are_refused(tmp_path, flow, match):
+    spans = (span("FF", 0, 1), span("BP", 1, 2))
+    with pytest.raises(ValueError, match=match):
+        Timeline(spans, flows=(flow,))
+    Timeline(spans, flows=((0, 1),)).to_chrome_trace(path := tmp_path / "x.json")
+    data = json.loads(path.read_text())
+    data["metadata"]["flows"] = [list(flow)]
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=r"x\.json is not a timeline"):
+        Timeline.from_chrome_trace(path)
