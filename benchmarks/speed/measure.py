@@ -240,10 +240,12 @@ def best_strategy(theirs: Ranks, part: Part, layers: Iterable[str]) -> dict[str,
 
 
 def draw(ours: Ranks, part: Part, pictures: Path) -> None:
-    """Every variant's last recorded iteration of all ranks, one picture each."""
+    """Every variant's last recorded iteration of all ranks, one picture and one trace each."""
     pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         ours.ask("traces", folder=folder)
         for name in part.variants:
             ranks = [Timeline.from_chrome_trace(path) for path in sorted(Path(folder).glob(f"{name}.rank*.json"))]
-            write_png(Timeline.merge(ranks), pictures / f"{name}.png", f"{name}: {part.title}")
+            merged = Timeline.merge(ranks)
+            write_png(merged, pictures / f"{name}.png", f"{name}: {part.title}, measured")
+            merged.to_chrome_trace(pictures / f"{name}.trace.json")

@@ -12,7 +12,7 @@ from benchmarks.speed.parts import UNLIMITED, Part, Store, code_digest, matrix
 from benchmarks.speed.variants import AUTO, BASELINE, FEW, KAISA, PAPER, TITLES, VARIANTS
 from kfac.planning.schedule_config import CHOICES
 from kfac.schedules import resolve_schedule
-from kfac.timeline import KINDS, OTHER
+from kfac.timeline import KINDS, OTHER, Timeline
 
 NOTHING = dict.fromkeys((*KINDS, OTHER), 0.0)
 
@@ -228,6 +228,8 @@ def test_quick_run_beside_a_stand_in_for_kaisa(tmp_path, monkeypatch, capsys):
         value = found["variants"][name]
         assert sum(value["exposed_s"].values()) == pytest.approx(value["recorded_s"], rel=0.3)  # medians of two
         assert (output / "tiny-2-ResNet-50" / f"{name}.png").is_file()
+        drawn = Timeline.from_chrome_trace(output / "tiny-2-ResNet-50" / f"{name}.trace.json")
+        assert (drawn.ranks, drawn.source) == ((0, 1), "measured")
     elements = 68_000 + 272_474  # order of magnitude of packed triangles and gradients
     assert found["variants"][BASELINE]["sent_bytes"] > 4 * elements
     assert found["variants"]["sgd"]["sent_bytes"] < found["variants"][BASELINE]["sent_bytes"]
