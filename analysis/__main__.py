@@ -13,7 +13,7 @@ from pathlib import Path
 from analysis import run_commands, timeline_commands
 from analysis.output import add_output, show
 from analysis.report import BASELINE
-from analysis.tables import STYLES
+from analysis.tables import STYLES, printable
 
 _EPILOG = """\
 questions and the commands that answer them (each has --help):
@@ -202,10 +202,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"no folder {arguments[0]} and no command of that name; commands: {', '.join(_COMMANDS)}")
         return _show_runs(arguments)
     except run_commands.NoRunsError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 1
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # as of "| head"
         sys.stderr.close()

@@ -10,15 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from analysis.looks import look
+from analysis.tables import shortened
 from experiments.timeline_ranks import Shown
 from kfac.timeline import COMPUTE_LANE, KIND_COLORS, KINDS, OTHER, Span, Timeline
 
-COLORS = 8
-"""How many line colours the page defines, ``--c0`` and on."""
+MARKED = 4
+"""A line that is not marked at each point is at so many."""
+BEYOND = 1e100
+"""Numbers from here on, and what is none, are not drawn."""
 POINTS = 160
 """A longer line is averaged down to so many points."""
 TEXT_PX, LINE_PX, STRIPE_PX = 12, 1.8, 2.8
 LANE_PX, RANK_GAP_PX = 16, 6
+LABEL = 32
+"""Characters of a label beside a bar."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +33,15 @@ class Line:
 
     Args:
         label: for the tooltip.
-        color: its number.
+        look: the number of its look (:func:`analysis.looks.look`).
         points: x and y.
         dots: whether each point is marked, and nothing averaged.
-        dashed: for what belongs to another line of the same colour.
     """
 
     label: str
-    color: int
+    look: int
     points: Sequence[tuple[float, float]]
     dots: bool = False
-    dashed: bool = False
 
 
 def line_chart(
@@ -63,7 +67,7 @@ def line_chart(
     y_low, y_high = scale_y(min(ys)), scale_y(max(ys))
     if not log and 0 < y_low < 0.6 * y_high:
         y_low = 0.0
-    room = 0.05 * (y_high - y_low) or 0.5
+    room = 0.05 * (y_high - y_low) or max(0.5, 0.05 * abs(y_low))
     y_high += room
     y_low -= 0.0 if y_low == 0 else room
 
@@ -91,15 +95,13 @@ def line_chart(
         # Lines that lie on one another, as those of schedules that compute the same, show as stripes.
         covering = sum(list(other.points) == list(line.points) for other in lines[number + 1 :])
         width_px = LINE_PX + STRIPE_PX * min(covering, 3)
-        style = f"stroke:var(--c{line.color % COLORS});stroke-width:{width_px:.1f}"
-        style += ";stroke-dasharray:5 4" if line.dashed else ""
+        drawn = look(line.look)
+        style = drawn.stroke(width_px)
         parts.append(
             f'<polyline class="line" style="{style}" points="{path}"><title>{escape(line.label)}</title></polyline>'
         )
-        for x, y in points if line.dots else ():
-            tip = f"{line.label}: {_number(x)}, {y:.4g}"
-            dot = f'cx="{px(x):.1f}" cy="{py(y):.1f}" r="3.5" style="fill:var(--c{line.color % COLORS})"'
-            parts.append(f"<circle {dot}><title>{escape(tip)}</title></circle>")
+        for x, y in points if line.dots else _places(points, line.look) if drawn.mark else ():
+            parts.append(drawn.mark_at(px(x), py(y), escape(f"{line.label}: {_number(x)}, {y:.4g}")))
     return "".join([*parts, "</svg>"])
 
 
@@ -115,6 +117,7 @@ def breakdown_chart(bars: Mapping[str, Mapping[str, float]], *, width: int) -> s
         return ""
     above = width < 600  # labels above the bars where there is no room beside them
     left = 0 if above else min(260, 8 * max(map(len, bars)) + 10)
+    shown = {label: shortened(label, LABEL) for label in bars}
     row = 44 if above else 30
     height, top = row * len(bars) + 26, 4
     scale = (width - left - 84) / longest
@@ -128,7 +131,8 @@ def breakdown_chart(bars: Mapping[str, Mapping[str, float]], *, width: int) -> s
         )
     for number, (label, of) in enumerate(bars.items()):
         y = top + number * row + (16 if above else 0)
-        parts.append(_text(0, y - 4, label) if above else _text(left - 8, y + 16, label, "end"))
+        name = shown[label]
+        parts.append(_text(0, y - 4, name) if above else _text(left - 8, y + 16, name, "end"))
         x = float(left)
         for kind in (*KINDS, OTHER):
             length = of.get(kind, 0.0) * scale
@@ -207,8 +211,14 @@ def _text(x: float, y: float, text: str, anchor: str = "start", css: str = "") -
 
 
 def _finite(line: Line) -> Line:
-    points = [(x, y) for x, y in line.points if math.isfinite(x) and math.isfinite(y)]
-    return Line(line.label, line.color, points, line.dots, line.dashed)
+    points = [(x, y) for x, y in line.points if abs(x) < BEYOND and abs(y) < BEYOND]
+    return Line(line.label, line.look, points, line.dots)
+
+
+def _places(points: Sequence[tuple[float, float]], number: int) -> list[tuple[float, float]]:
+    """Where a line is marked; lines that lie on one another are not marked at the same places."""
+    shift = (number * 3 % 8 + 0.5) / 8
+    return [points[min(len(points) - 1, int(len(points) * (i + shift) / MARKED))] for i in range(MARKED)]
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

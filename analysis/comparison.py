@@ -14,6 +14,7 @@ from typing import Any
 
 from analysis.report import BASELINE, Baselines
 from analysis.runs import Problem, Run, load_runs, load_samples, load_timelines, paper_order, sweep_names
+from analysis.tables import LONGEST, shortened
 from experiments.records import RunRecord
 from experiments.simulated import PROFILES, simulated_timeline
 from experiments.tracking.facts import segments
@@ -211,7 +212,7 @@ def group(runs: Sequence[Run]) -> list[Group]:
     groups = list(found.values())
     facts = [_facts(of[0], names) for of in groups]
     varying = [key for key in facts[0] if len({fact[key] for fact in facts}) > 1 or key == "schedule"]
-    labels = [" ".join(fact[key] for key in varying) for fact in facts]
+    labels = [shortened(" ".join(fact[key] for key in varying), LONGEST) for fact in facts]
     counts = {label: labels.count(label) for label in labels}
     seen: dict[str, int] = {}
     result = []
@@ -247,11 +248,12 @@ def differences(groups: Iterable[Group]) -> dict[str, list[Any]]:
 
 
 def history(run: Run) -> list[str]:
-    """Each start of a run in words."""
-    return [
-        f"{segment['start']} on {segment['host']}: {segment['end_reason'] or 'running'}"
-        for segment in segments(RunRecord.load(run.path))
-    ]
+    """Each start of a run in words; none where its record does not say."""
+    try:
+        found = segments(RunRecord.load(run.path))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+    return [f"{of['start']} on {of['host']}: {of['end_reason'] or 'running'}" for of in found]
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -268,21 +270,22 @@ def _curve(label: str, number: int, run: Run) -> Curve | None:
     try:
         rows = RunRecord.load(run.path).rows()
         train = [row for row in rows if row["kind"] == "train" and isinstance(row.get("loss"), (int, float))]
+        tests = [row for row in rows if row["kind"] == "eval" and isinstance(row.get("loss"), (int, float))]
         seconds = list(accumulate(float(row.get("iteration_s") or 0.0) for row in train))
-    except (OSError, ValueError, TypeError):
+        losses, tested = ([float(row["loss"]) for row in of] for of in (train, tests))
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError):
         return None
     if not train:
         return None
     numbers = [row["iter"] for row in train]
-    tests = [row for row in rows if row["kind"] == "eval" and isinstance(row.get("loss"), (int, float))]
     passed = [bisect_right(numbers, row["iter"]) for row in tests]  # iterations before each evaluation
     return Curve(
         label,
         number,
         [row["iter"] + 1 for row in train],
         seconds,
-        [row["loss"] for row in train],
+        losses,
         [row["iter"] + 1 for row in tests],
         [seconds[count - 1] if count else 0.0 for count in passed],
-        [row["loss"] for row in tests],
+        tested,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.report import breakdown_table, runs_table, wide_table
 from analysis.runs import Problem, Run, load_timelines
-from analysis.tables import Cell, Column, Table
+from analysis.tables import Cell, Column, Table, encodable
 from experiments.records import RunRecord
 
 TEXTS = {".csv": "csv", ".json": "json", ".md": "markdown", ".tex": "latex", ".txt": "text"}
@@ -65,18 +65,18 @@ def _write_parquet(table: Table, path: Path) -> None:
     columns = [[row[i] for row in table.rows] for i in range(len(table.columns))]
     arrays = [arrow.array(*_typed(arrow, column)) for column in columns]
     notes = {"title": table.title, "notes": "\n".join(table.notes)}
-    made = arrow.Table.from_arrays(arrays, names=[column.full_title for column in table.columns])
+    made = arrow.Table.from_arrays(arrays, names=[encodable(column.full_title) for column in table.columns])
     arrow.parquet.write_table(made.replace_schema_metadata(notes), path)
 
 
 def _typed(arrow: Any, column: Sequence[Cell]) -> tuple[list[Any], Any]:
     """A column's values and type: whole numbers, numbers, or text where there is any."""
     there = [cell for cell in column if cell is not None]
-    if all(isinstance(cell, int) for cell in there) and there:
+    if there and all(isinstance(cell, int) and abs(cell) < 1 << 63 for cell in there):
         return list(column), arrow.int64()
-    if all(isinstance(cell, (int, float)) for cell in there):
+    if all(isinstance(cell, float) or (isinstance(cell, int) and abs(cell) < 1 << 63) for cell in there):
         return [None if cell is None else float(cell) for cell in column], arrow.float64()
-    return [None if cell is None else str(cell) for cell in column], arrow.string()
+    return [None if cell is None else encodable(str(cell)) for cell in column], arrow.string()
 
 
 def runs_data(runs: Sequence[Run], baseline: str, among: Sequence[Run]) -> Table:

@@ -10,10 +10,11 @@ from importlib import resources
 from itertools import groupby
 from pathlib import Path
 
-from analysis.charts import COLORS, Line, breakdown_chart, line_chart, timeline_chart
+from analysis.charts import Line, breakdown_chart, line_chart, timeline_chart
 from analysis.comparison import Comparison, Curve, Pictured
 from analysis.comparison_tables import all_tables, scaling_lines
-from analysis.tables import Table, to_markdown
+from analysis.looks import LOOKS, look
+from analysis.tables import LONGEST, Table, markdown_escape, printable, shortened, to_markdown
 from experiments.records import write_text
 from experiments.timeline_ranks import said_of, shown_ranks
 from experiments.timeline_view import page_text
@@ -67,21 +68,24 @@ def headline(comparison: Comparison) -> str:
 
 
 def _moment(text: str) -> str:
-    """A recorded time for people, in UTC."""
-    return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    """A recorded time for people, in UTC; as it stands where it is none."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError):
+        return text or "unknown time"
 
 
 def markdown_report(comparison: Comparison, tables: Mapping[str, Table]) -> str:
     """The report's tables; pictures are in the HTML file beside it."""
-    parts = [f"# {comparison.title}", headline(comparison)]
+    parts = [f"# {markdown_escape(comparison.title)}", markdown_escape(headline(comparison))]
     for name, heading in SECTIONS.items():
         if name in tables:
             parts += [f"## {heading}", to_markdown(tables[name]).strip()]
         elif name == "timelines":
-            lines = [_pictured_line(p) for p in comparison.pictured()]
+            lines = [markdown_escape(_pictured_line(p)) for p in comparison.pictured()]
             parts += [f"## {heading}", "\n".join(lines), "Pictures: report.html."] if lines else []
     if comparison.problems:
-        parts += ["## Left out", "\n".join(f"* {problem}" for problem in comparison.problems)]
+        parts += ["## Left out", "\n".join(f"* {markdown_escape(str(problem))}" for problem in comparison.problems)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -105,7 +109,8 @@ def html_report(comparison: Comparison, tables: Mapping[str, Table]) -> str:
         sections.append(("left-out", "Left out", f"<ul>{items}</ul>"))
     links = "".join(f'<a href="#{name}">{escape(heading)}</a>' for name, heading, _ in sections)
     content = "".join(f'<section id="{n}"><h2>{escape(h)}</h2>{c}</section>' for n, h, c in sections)
-    parts = {"TITLE": escape(comparison.title), "HEADLINE": escape(headline(comparison)), "NAV": links, "BODY": content}
+    title = escape(printable(comparison.title))
+    parts = {"TITLE": title, "HEADLINE": escape(headline(comparison)), "NAV": links, "BODY": content}
     return re.sub("__([A-Z]+)__", lambda match: parts[match[1]], template)
 
 
@@ -115,9 +120,10 @@ def html_table(table: Table) -> str:
     lines = []
     if grouped:
         spans = [(name, len(list(of))) for name, of in groupby(column.group for column in table.columns)]
-        heads = "".join(f'<th colspan="{n}"{" class=group" if name else ""}>{escape(name)}</th>' for name, n in spans)
+        cells = ((n, " class=group" if name else "", escape(shortened(printable(name), LONGEST))) for name, n in spans)
+        heads = "".join(f'<th colspan="{n}"{group}>{text}</th>' for n, group, text in cells)
         lines.append(f"<tr>{heads}</tr>")
-    titles = "".join(f"<th class={c.align}>{escape(c.title)}</th>" for c in table.columns)
+    titles = "".join(f"<th class={c.align}>{escape(c.heading)}</th>" for c in table.columns)
     lines.append(f"<tr>{titles}</tr>")
     aligns = [column.align for column in table.columns]
     rows = "".join(
@@ -137,11 +143,14 @@ def _twice(wide: str, narrow: str) -> str:
 def _kinds_legend(kinds: Sequence[str]) -> str:
     colors = {**KIND_COLORS, OTHER: "var(--other)"}
     items = "".join(f'<span style="--k:{colors[kind]}">{kind}</span>' for kind in (*KINDS, OTHER) if kind in kinds)
-    return f"<div class=legend>{items}</div>"
+    return f'<div class="legend kinds">{items}</div>'
 
 
 def _lines_legend(labels: Sequence[str]) -> str:
-    items = (f'<span style="--k:var(--c{i % COLORS})">{escape(label)}</span>' for i, label in enumerate(labels))
+    items = [f"<span>{look(i).sample()}{escape(label)}</span>" for i, label in enumerate(labels[:LOOKS])]
+    if (more := len(labels) - LOOKS) > 0:
+        rest = f"{more} other{'s' * (more > 1)}, thin and grey: their names are under the pointer and in the tables"
+        items.append(f"<span>{look(LOOKS).sample()}{rest}</span>")
     return f"<div class=legend>{''.join(items)}</div>"
 
 

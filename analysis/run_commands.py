@@ -160,7 +160,13 @@ def export(arguments: Sequence[str]) -> int:
     shown, runs, problems = read(options)
     damaged: list[Problem] = []
     if options.rows == "runs":
-        table = runs_data(shown, options.baseline, runs)
+        # People are shown the columns that tell the runs apart; programs get all there are.
+        tables = [
+            with_differing_options(runs_table(shown, options.baseline, among=runs), shown),
+            breakdown_table(shown),
+        ]
+        data = runs_data(shown, options.baseline, runs)
     else:
-        table, damaged = (iterations_data if options.rows == "iterations" else spans_data)(shown)
-    return give(Answer([table], warnings=list(map(str, (*problems, *damaged)))), options)
+        data, damaged = (iterations_data if options.rows == "iterations" else spans_data)(shown)
+        tables = [data]
+    return give(Answer(tables, data, warnings=list(map(str, (*problems, *damaged)))), options)

@@ -7,21 +7,32 @@ and named, never guessed; a run that has not finished is shown with what it reco
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from analysis.fields import (
+    check_file,
+    damage_in,
+    duration_s,
+    number_or_none,
+    positive,
+    read_json,
+    seconds_by_kind,
+    spread_of,
+)
 from analysis.metrics import plain_training_rows, rows_by_kind
 from analysis.statistics import Spread, spread
+from analysis.tables import printable, shortened
 from experiments.records import RunRecord
 from kfac.timeline import Timeline
 
+LONGEST_REASON = 500
+"""Characters of what is wrong with a record."""
 SCHEDULE_ORDER = ("sgd", "kfac", "dkfac", "mpdkfac", "spdkfac")
 """Schedules as the paper lists them."""
 COMPARABLE_KEYS = ("model", "data", "kfac", "batch_size", "threads", "device")
@@ -41,7 +52,7 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        return f"skipped {self.path}: {self.reason}"
+        return printable(f"skipped {self.path}: {shortened(self.reason, LONGEST_REASON)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +134,12 @@ class Run:
         Raises:
             ValueError: if ``environment.json`` is damaged.
         """
-        facts = _read_json(self.path / "environment.json") if (self.path / "environment.json").exists() else {}
+        facts = read_json(self.path / "environment.json") if (self.path / "environment.json").exists() else {}
         gpus = facts.get("gpus", [])
         if not isinstance(gpus, list) or not all(isinstance(gpu, str) for gpu in gpus):
             raise ValueError(f"environment.json is damaged: gpus={gpus!r} is no list of names")
+        if not isinstance(packages := facts.get("packages", {}), dict):
+            raise ValueError(f"environment.json is damaged: packages={packages!r} is no object")
         return {key: facts[key] for key in ("host", "cpu", "cpus", "gpus", "python", "packages") if key in facts}
 
 
@@ -188,7 +201,7 @@ def load_runs(roots: Iterable[Path]) -> tuple[list[Run], list[Problem]]:
             seen.add((found.st_dev, found.st_ino))
             try:
                 runs.append(load_run(path))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:  # the latter as of a million brackets
                 problems.append(Problem(path, str(error)))
     return runs, problems
 
@@ -210,34 +223,37 @@ def load_run(path: Path) -> Run:
     Raises:
         ValueError: if its record is damaged or incomplete, saying where.
     """
-    head = RunRecord.load(path).head
-    config = _read_json(path / "config.json")
-    with _damage_in("run.json"):
+    for name in ("run.json", "config.json", "summary.json"):
+        check_file(path / name)
+    with damage_in("run.json", known=ValueError):
+        head = RunRecord.load(path).head
+    config = read_json(path / "config.json")
+    with damage_in("run.json"):
         identity: dict[str, Any] = {
-            **{key: str(head[key]) for key in ("run_id", "status", "schedule", "model", "data")},
-            "name": str(head.get("name") or head["run_id"]),
-            "world_size": int(head["world_size"]),
+            **{key: printable(str(head[key])) for key in ("run_id", "status", "schedule", "model", "data")},
+            "name": printable(str(head.get("name") or head["run_id"])),
+            "world_size": positive("world_size", head["world_size"]),
             "seed": int(head["seed"]),
-            "created": str(head.get("created", "")),
-            "host": str((head.get("segments") or [{}])[-1].get("host", "")),
-            "code": head.get("code") or {},
+            "created": printable(str(head.get("created", ""))),
+            "host": printable(str((head.get("segments") or [{}])[-1].get("host", ""))),
+            "code": code if isinstance(code := head.get("code"), dict) else {},
         }
     if identity["status"] == "finished" or (path / "summary.json").exists():
-        summary = _read_json(path / "summary.json")
+        summary = read_json(path / "summary.json")
     else:
         summary = _summarise(path, config)
-    with _damage_in("summary.json"):
+    with damage_in("summary.json"):
         times = summary.get("iteration_s")
         return Run(
             path=path,
             **identity,
             config=config,
             iterations=int(summary["iterations"]),
-            iteration_s=_spread(times) if times else None,
-            breakdown_s=_seconds(summary.get("breakdown_s")),
-            hidden_s=_seconds(summary.get("hidden_s")),
-            loss=_number(summary.get("eval_loss")),
-            accuracy=_number(summary.get("eval_accuracy")),
+            iteration_s=spread_of(times) if times else None,
+            breakdown_s=seconds_by_kind(summary.get("breakdown_s")),
+            hidden_s=seconds_by_kind(summary.get("hidden_s")),
+            loss=number_or_none(summary.get("eval_loss")),
+            accuracy=number_or_none(summary.get("eval_accuracy")),
         )
 
 
@@ -262,8 +278,8 @@ def _samples_s(config: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[fl
     warmup = config.get("warmup") or 0
     if not isinstance(warmup, int) or warmup < 0:
         raise ValueError(f"config.json is damaged: warmup={warmup!r}")
-    with _damage_in("metrics.jsonl"):
-        seconds = [_duration_s(row["iteration_s"]) for row in rows]
+    with damage_in("metrics.jsonl"):
+        seconds = [duration_s(row["iteration_s"]) for row in rows]
     return seconds[warmup:] or seconds
 
 
@@ -287,51 +303,3 @@ def _summarise(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 def _mean(breakdowns: Iterable[Mapping[str, float]]) -> dict[str, float]:
     found = list(breakdowns)
     return {kind: sum(b[kind] for b in found) / len(found) for kind in found[0]} if found else {}
-
-
-@contextmanager
-def _damage_in(name: str) -> Iterator[None]:
-    """Whatever turns out to be wrong with the content of a file is an error that names it."""
-    try:
-        yield
-    except KeyError as error:
-        raise ValueError(f"no {error} in {name}") from error
-    except (TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name} is damaged: {error}") from error
-
-
-def _duration_s(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"iteration_s must be positive and finite, got {value!r}")
-    return float(value)
-
-
-def _spread(times: Mapping[str, Any]) -> Spread:
-    middle, low, high = (_duration_s(times[key]) for key in ("median", "q25", "q75"))
-    found = Spread(middle, low, high, int(times["n"]))
-    if not found.q25 <= found.median <= found.q75:
-        raise ValueError(f"quartiles of iteration_s are out of order: {times}")
-    return found
-
-
-def _seconds(value: Mapping[str, Any] | None) -> dict[str, float]:
-    seconds = {str(kind): float(of_kind) for kind, of_kind in (value or {}).items()}
-    if not all(0 <= of_kind < math.inf for of_kind in seconds.values()):
-        raise ValueError(f"seconds must be finite and not negative, got {seconds}")
-    return seconds
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text())
-    except FileNotFoundError as error:
-        raise ValueError(f"no {file.name} in it") from error
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file.name} is damaged: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{file.name} is damaged: no JSON object")
-    return data

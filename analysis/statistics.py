@@ -89,7 +89,7 @@ def resampled_medians(values: Samples, *, resamples: int = RESAMPLES, seed: int 
     """
     data = np.sort(np.asarray(values, dtype=np.float64))
     low, high = _median_places(len(data), resamples, seed, stream)
-    return 0.5 * data[low] + 0.5 * data[high]
+    return data[low] + 0.5 * (data[high] - data[low])
 
 
 def bootstrap_median(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -18,12 +19,38 @@ from itertools import groupby
 from typing import Any, Literal
 
 Cell = str | int | float | None
+LONGEST = 200
+"""People are shown so many characters of a text."""
 MISSING = "-"
 """What a cell without a value shows where people read it."""
+HUGE = 1e12
+"""Numbers from here on are written with an exponent."""
 NOTE_WIDTH = 80
 """Notes in text are wrapped at the table's width, but not below this."""
 WIDE_COLUMNS = 7
 """A LaTeX table of more columns does not fit one column of a two-column page."""
+PAGE_CHARACTERS = 110
+"""A LaTeX table of longer lines is made smaller, so that it fits the page."""
+_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Text with what would move the cursor, turn the writing's direction or hide itself spelt out, as ``\\n``."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def encodable(text: str) -> str:
+    """Text that any file can hold: halves of characters (lone surrogates) spelt out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def shortened(text: str, length: int) -> str:
+    """Text of at most so many characters; where some are left out, dots."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def _seen(text: str) -> str:
+    return shortened(printable(text), LONGEST)
 
 
 @dataclass(frozen=True)
@@ -47,11 +74,20 @@ class Column:
         """The title with the group in front."""
         return f"{self.group} {self.title}" if self.group else self.title
 
+    @property
+    def heading(self) -> str:
+        """The title as people read it."""
+        return _seen(self.title)
+
     def show(self, cell: Cell) -> str:
         """A cell as people read it."""
         if cell is None:
             return MISSING
-        return cell if isinstance(cell, str) else format(cell, self.spec)
+        if isinstance(cell, str):
+            return _seen(cell)
+        if isinstance(cell, float) and abs(cell) >= HUGE:
+            return f"{cell:.3e}"
+        return format(cell, self.spec)
 
 
 @dataclass(frozen=True)
@@ -100,7 +136,7 @@ class Table:
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
     """Runs of neighbouring columns with one group: its name and how many they are."""
-    return [(name, len(list(members))) for name, members in groupby(c.group for c in columns)]
+    return [(_seen(name), len(list(members))) for name, members in groupby(c.group for c in columns)]
 
 
 def _pad(text: str, width: int, align: str) -> str:
@@ -108,7 +144,7 @@ def _pad(text: str, width: int, align: str) -> str:
 
 
 def _widths(table: Table, shown: Sequence[Sequence[str]] | None = None) -> list[int]:
-    lines = [[c.title for c in table.columns], *(table.shown() if shown is None else shown)]
+    lines = [[c.heading for c in table.columns], *(table.shown() if shown is None else shown)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     start = 0
     for name, count in _groups(table.columns):  # a group's heading must fit above its columns
@@ -126,13 +162,13 @@ def to_text(table: Table) -> str:
     """Aligned columns for a terminal."""
     body = table.shown()
     widths = _widths(table, body)
-    titles = [c.title for c in table.columns]
+    titles = [c.heading for c in table.columns]
 
     def line(cells: Sequence[str]) -> str:
         padded = (_pad(cell, w, c.align) for cell, w, c in zip(cells, widths, table.columns, strict=True))
         return "  ".join(padded).rstrip()
 
-    lines = [table.title, ""]
+    lines = [printable(table.title), ""]
     if any(c.group for c in table.columns):
         headings, start = [], 0
         for name, count in _groups(table.columns):
@@ -179,14 +215,19 @@ def for_screen(table: Table) -> str:
     return f"{text}{notes}\n" if notes else text
 
 
+def markdown_escape(text: str) -> str:
+    """Text in which nothing is an HTML tag or a link."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", printable(text)).replace("](", "]\\(")
+
+
 def to_markdown(table: Table) -> str:
     """A pipe table (GitHub's Markdown), with its title above and its notes below."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(markdown_escape(cell).replace("|", "\\|") for cell in cells) + " |"
 
     rule = [":--" if c.align == "left" else "--:" for c in table.columns]
-    lines = [f"**{table.title}**", "", line([c.full_title for c in table.columns]), line(rule)]
+    lines = [f"**{markdown_escape(table.title)}**", "", line([_seen(c.full_title) for c in table.columns]), line(rule)]
     lines += [line(row) for row in table.shown()]
     for note in table.notes:
         lines += ["", note]
@@ -205,18 +246,24 @@ _LATEX = {
 
 def latex_escape(text: str) -> str:
     """Text as LaTeX prints it."""
-    return "".join(_LATEX.get(c, c) for c in text)
+    return "".join(_LATEX.get(c, c) for c in printable(text))
 
 
 def to_latex(table: Table) -> str:
-    """A ``table`` with booktabs rules (``\\usepackage{booktabs}``); a wide one spans both columns of a page."""
+    """A ``table`` with booktabs rules (``\\usepackage{booktabs}``); a wide one spans both columns of a page.
+
+    One that is still too wide is made smaller, which takes ``\\usepackage{graphicx}``.
+    """
 
     def line(cells: Sequence[str]) -> str:
-        return " & ".join(map(latex_escape, cells)) + r" \\"
+        text = " & ".join(map(latex_escape, cells)) + r" \\"
+        return "{}" + text if text[:1] in ("[", "*") else text  # which the line above would take for its argument
 
     align = "".join("l" if c.align == "left" else "r" for c in table.columns)
     environment = "table*" if len(table.columns) > WIDE_COLUMNS else "table"
     lines = [rf"\begin{{{environment}}}", r"\centering", rf"\caption{{{latex_escape(table.title)}}}"]
+    shrunk = _line_width(_widths(table)) > PAGE_CHARACTERS
+    lines += [r"\resizebox{\textwidth}{!}{%"] if shrunk else []
     lines += [rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
     if any(c.group for c in table.columns):
         headings, rules, start = [], [], 1
@@ -226,19 +273,33 @@ def to_latex(table: Table) -> str:
                 rules.append(rf"\cmidrule(lr){{{start}-{start + count - 1}}}")
             start += count
         lines += [" & ".join(headings) + r" \\", "".join(rules)]
-    lines += [line([c.title for c in table.columns]), r"\midrule", *map(line, table.shown())]
-    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [line([c.heading for c in table.columns]), r"\midrule", *map(line, table.shown())]
+    lines += [r"\bottomrule", r"\end{tabular}" + "}" * shrunk]
     lines += [r"\par\smallskip\footnotesize " + latex_escape(note) for note in table.notes]
     return "\n".join([*lines, rf"\end{{{environment}}}"]) + "\n"
 
 
 def to_csv(table: Table) -> str:
-    """Comma-separated values, unrounded; an empty field where there is no value."""
+    """Comma-separated values, unrounded; an empty field where there is no value.
+
+    Texts that a spreadsheet would take for a formula begin with an apostrophe, which makes it show them as they are.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([c.full_title for c in table.columns])
-    writer.writerows(["" if cell is None else cell for cell in row] for row in table.rows)
+    writer.writerow([_field(c.full_title) for c in table.columns])
+    writer.writerows(map(_field, row) for row in table.rows)
     return text.getvalue()
+
+
+def _field(cell: Cell) -> str | int | float:
+    if not isinstance(cell, str):
+        return "" if cell is None else cell
+    formula = cell[:1] in _FORMULA and len(cell) > 1 and not _NUMBER.fullmatch(cell)
+    return encodable("'" + cell if formula else cell)
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-](inf|infinity|nan)", re.IGNORECASE)
 
 
 def to_json(table: Table) -> str:

@@ -43,7 +43,7 @@ def test_csv_is_one_table_with_every_run(runs, capsys):
 @pytest.mark.parametrize("style", ["markdown", "latex"])
 def test_other_formats(runs, capsys, style):
     assert main([str(runs), "--format", style]) == 0
-    assert ("| dkfac |" if style == "markdown" else "dkfac & resnet20") in capsys.readouterr().out
+    assert ("| dkfac |" if style == "markdown" else "dkfac & 400.0 &") in capsys.readouterr().out
 
 
 def test_timeline_command(runs, capsys):

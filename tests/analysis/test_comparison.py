@@ -128,7 +128,8 @@ def test_the_report_is_one_file_with_every_section(comparison, tmp_path, capsys)
         *("overview", "breakdown", "learning", "timelines", "scaling", "runs", "differences", "provenance"),
     ]
     assert page.tags.count("iframe") == 4  # a timeline to zoom into per group
-    assert page.tags.count("svg") == 2 + 4 + 4 * 2 + 1
+    samples = 4 + 2  # in the legends of learning, and of scaling
+    assert page.tags.count("svg") == 2 + 4 + 4 * 2 + 1 + samples
     text = markdown.read_text()
     assert text.count("\n## ") == 8
     assert "| spdkfac w4 |" in text
