@@ -5,7 +5,7 @@ github.com/mlcommons/chakra ``schema/protobuf/et_def.proto``): one file ``PREFIX
 ``GlobalMetadata`` message and then one ``Node`` message per span, each after its length as a varint. Protobuf's wire
 format needs so little here that it is written directly, without a library.
 
-A timeline knows when spans ran, not what they waited for. The dependencies follow from what the engine does:
+A timeline knows when spans ran, and seldom all that they waited for. The dependencies follow from what the engine does:
 
 * on a rank, spans of one lane follow each other;
 * a message leaves after the last span of computing that ended before it started;

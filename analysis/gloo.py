@@ -46,7 +46,9 @@ def issued_by(calls: Sequence[Call], work: Sequence[Work]) -> list[int | None]:
     """For each piece of work the number of the call that issued it; None where that cannot be told.
 
     Collectives of one name and group begin in the order in which they were issued, and none before it was. Where there
-    are more threads than a group has, those of the calls in ranges are told from the others by how that fits best.
+    are more threads than a group has, those of the calls in ranges are told from the others by how that fits best. Two
+    that begin at the same moment on a group's two threads may be taken for one another; names that say more than the
+    operation (the shapes of what is sent) keep them apart.
     """
     threads = sorted({w.thread for w in work}, key=str)
     best: dict[int, int] = {}

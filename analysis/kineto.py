@@ -25,7 +25,7 @@ import math
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -52,6 +52,7 @@ class _Event:
     start: float
     end: float
     correlation: Any = None
+    shapes: str = ""  # of what it is given, where the profiler was asked for them
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,23 @@ def is_kineto(data: Any) -> bool:
     return isinstance(data, dict) and "traceEvents" in data and ("schemaVersion" in data or "deviceProperties" in data)
 
 
-def from_kineto(data: Any, rules: Sequence[Rule] = (), name: str = "the trace") -> dict[int, Timeline]:
-    """The profiled iterations of a trace, by the profiler's step numbers; the whole trace as 0 without steps.
+@dataclass(frozen=True)
+class Profiled:
+    """What a trace holds.
+
+    Args:
+        timelines: the iterations by the profiler's step numbers; the whole trace as 0 without steps.
+        starts_ns: the moment of the machine's clock at which each begins, in nanoseconds since 1970.
+        machine: its name; empty where the trace does not say it.
+    """
+
+    timelines: Mapping[int, Timeline]
+    starts_ns: Mapping[int, int]
+    machine: str = ""
+
+
+def from_kineto(data: Any, rules: Sequence[Rule] = (), name: str = "the trace") -> Profiled:
+    """The profiled iterations of a trace.
 
     Args:
         data: the trace's JSON.
@@ -98,13 +114,15 @@ def from_kineto(data: Any, rules: Sequence[Rule] = (), name: str = "the trace") 
     try:
         events = [event for raw in data["traceEvents"] if (event := _event(raw)) is not None]
         rank = int((data.get("distributedInfo") or {}).get("rank", 0))
+        base_ns, machine = int(data.get("baseTimeNanoseconds", 0)), str(data.get("host_name", ""))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{name} is a damaged trace of torch.profiler: {error!r}") from error
     trace = _Trace(events, rules, rank)
     found = trace.timelines()
     if not any(timeline.spans for timeline in found.values()):
         raise ValueError(f"{name} holds no work of a known kind: profile with ProfilerActivity.CPU, or give rules")
-    return found
+    starts_ns = {number: base_ns + round(1e3 * start) for number, start in trace.begins.items()}
+    return Profiled(found, starts_ns, machine)
 
 
 def _event(raw: Any) -> _Event | None:
@@ -113,14 +131,18 @@ def _event(raw: Any) -> _Event | None:
     start, length = float(raw["ts"]), float(raw.get("dur", 0.0))
     if not (math.isfinite(start) and 0 <= length < math.inf):
         raise ValueError(f"event {raw.get('name')!r} has ts={start} and dur={length}")
-    correlation = (raw.get("args") or {}).get("correlation")
-    return _Event(str(raw["name"]), raw["cat"], (raw["pid"], raw["tid"]), start, start + length, correlation)
+    arguments = raw.get("args") or {}
+    shapes = ", ".join(re.findall(r"\d+", str(arguments.get("Input Dims", ""))))
+    where = raw["pid"], raw["tid"]
+    return _Event(str(raw["name"]), raw["cat"], where, start, start + length, arguments.get("correlation"), shapes)
 
 
 class _Trace:
     def __init__(self, events: Sequence[_Event], rules: Sequence[Rule], rank: int) -> None:
         self.rank = rank
         self.rules = rules
+        self.begins: dict[int, float] = {}
+        """When the iterations that have been taken begin."""
         self.host: dict[Any, list[_Event]] = defaultdict(list)
         for event in sorted(events, key=lambda e: (e.start, -e.end)):
             if event.category in _HOST:
@@ -143,6 +165,7 @@ class _Trace:
         if self.device:
             return self._of_device([step[:3] for step in steps])
         messages = self._host_collectives()
+        self.begins = {number: start for start, _, number, _ in steps}
         return {n: self._timeline(a, b, self._compute_of_host(thread, a, b), messages) for a, b, n, thread in steps}
 
     def _timeline(
@@ -172,6 +195,7 @@ class _Trace:
             labelled = [(self._at(launch) if launch else NOTHING, event) for launch, event in mine]
             compute = [_Segment(a.computing, e.start, e.end) for a, e in labelled if not _COLLECTIVE.match(e.name)]
             messages = self._messages((a, e) for a, e in labelled if _COLLECTIVE.match(e.name))
+            self.begins[number] = begin
             found[number] = self._timeline(begin, free, _joined(compute, 0.0), messages)
         return found
 
@@ -196,13 +220,8 @@ class _Trace:
         work = [e for e in everything if e.name.startswith("gloo:")]
         calls = [e for e in everything if e.name.startswith("c10d::")]
         labels = [self._at(call) for call in calls]
-        issued = gloo.issued_by(
-            [
-                gloo.Call(_plain(c.name), c.start, a.kind in COMMUNICATION_KINDS)
-                for c, a in zip(calls, labels, strict=True)
-            ],
-            [gloo.Work(_plain(e.name), e.start, e.thread) for e in work],
-        )
+        ours = [label.kind in COMMUNICATION_KINDS for label in labels]
+        issued = min((_issued(calls, ours, work, sized) for sized in (True, False)), key=lambda of: of.count(None))
         return self._messages((NOTHING if k is None else labels[k], e) for k, e in zip(issued, work, strict=True))
 
     def _messages(self, found: Iterable[tuple[Label, _Event]]) -> list[_Segment]:
@@ -254,6 +273,18 @@ def _last_backward(events: Sequence[_Event]) -> Callable[[float], float]:
 
 def _step(event: _Event) -> re.Match[str] | None:
     return _STEP.fullmatch(event.name)
+
+
+def _issued(calls: Sequence[_Event], ours: Sequence[bool], work: Sequence[_Event], sized: bool) -> list[int | None]:
+    """Which call issued which work; ``sized``: what they are given has to be of the same shapes."""
+
+    def named(event: _Event) -> str:
+        return _plain(event.name) + (event.shapes if sized else "")
+
+    return gloo.issued_by(
+        [gloo.Call(named(call), call.start, mine) for call, mine in zip(calls, ours, strict=True)],
+        [gloo.Work(named(one), one.start, one.thread) for one in work],
+    )
 
 
 def _plain(name: str) -> str:

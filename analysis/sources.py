@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +28,30 @@ class Source:
         name: for people.
         timelines: by the iteration's number.
         messages: what its messages are, where its plan is known.
+        starts_ns: when the iterations begin by the clock of a machine, where that is known.
+        machine: which.
+        numbered: whether the numbers are those of a run; a simulation, or a lone timeline, is every iteration.
     """
 
     name: str
     timelines: Mapping[int, Timeline] = field(hash=False)
     messages: Mapping[str, Carried] = field(default_factory=dict, hash=False)
+    starts_ns: Mapping[int, int] = field(default_factory=dict, hash=False)
+    machine: str = ""
+    numbered: bool = True
 
     def only(self, iterations: Sequence[int] | None) -> Source:
-        """With some of the iterations; all of them for None. A simulation is every iteration.
+        """With some of the iterations; all of them for None.
 
         Raises:
             ValueError: if one is not there, naming those that are.
         """
-        if iterations is None or all(t.source == "simulated" for t in self.timelines.values()):
+        if iterations is None or not self.numbered:
             return self
         if missing := [i for i in iterations if i not in self.timelines]:
             there = ", ".join(map(str, self.timelines))
             raise ValueError(f"{self.name} has no timeline of iteration {missing[0]}; it has: {there}")
-        return Source(self.name, {i: self.timelines[i] for i in iterations}, self.messages)
+        return replace(self, timelines={i: self.timelines[i] for i in iterations})
 
     @property
     def typical(self) -> Timeline:
@@ -79,15 +85,19 @@ def read_source(text: str, rules: Sequence[Rule] = ()) -> Source:
         raise ValueError(f"no {path}: give a run's directory, RUN{SIMULATED}, or a trace file")
     data = load_trace(path)
     if is_kineto(data):
-        return Source(path.name, from_kineto(data, rules, str(path)))
+        profiled = from_kineto(data, rules, str(path))
+        return Source(path.name, profiled.timelines, starts_ns=profiled.starts_ns, machine=profiled.machine)
     try:
-        return Source(path.name, {0: Timeline.from_chrome_trace(path)})
+        return Source(path.name, {0: Timeline.from_chrome_trace(path)}, numbered=False)
     except ValueError as error:
         raise ValueError(f"{error}; nor is it a trace of torch.profiler") from error
 
 
 def merged(sources: Sequence[Source]) -> Source:
     """Several ranks' traces of the same iterations as one.
+
+    Iterations that one machine's clock has timed keep their places on it: the first that begins is the start of all.
+    Others begin together.
 
     Raises:
         ValueError: if they have no iteration in common, or a rank twice.
@@ -100,8 +110,21 @@ def merged(sources: Sequence[Source]) -> Source:
     ranks = [rank for source in sources for rank in source.timelines[common[0]].ranks]
     if twice := {rank for rank in ranks if ranks.count(rank) > 1}:
         raise ValueError(f"rank {min(twice)} is in several of the traces: give each rank's once")
-    timelines = {i: Timeline.merge(source.timelines[i] for source in sources) for i in common}
-    return Source(sources[0].name, timelines, sources[0].messages)
+    timelines = {i: Timeline.merge(_in_place(i, sources)) for i in common}
+    name = f"{sources[0].name} and {len(sources) - 1} more"
+    return Source(name, timelines, sources[0].messages, numbered=sources[0].numbered)
+
+
+def _in_place(iteration: int, sources: Sequence[Source]) -> list[Timeline]:
+    """Everyone's timeline of an iteration, from the common start on where the clock is the same."""
+    timelines = [source.timelines[iteration] for source in sources]
+    if not sources[0].machine or len({source.machine for source in sources}) > 1:
+        return timelines
+    first_ns = min(source.starts_ns[iteration] for source in sources)
+    late_s = [(source.starts_ns[iteration] - first_ns) / 1e9 for source in sources]
+    if max(late_s) > min(late + t.iteration_s for late, t in zip(late_s, timelines, strict=True)):
+        return timelines  # not the same clock after all
+    return [t.later(late) for late, t in zip(late_s, timelines, strict=True)]
 
 
 def _simulated(path: Path) -> Source:
@@ -115,7 +138,7 @@ def _simulated(path: Path) -> Source:
             "measures the machine have all; others get them with cluster=FILE model_profile=FILE, the files that "
             "experiments.profile writes"
         )
-    return Source(f"{path.name}, simulated", {0: timeline}, _messages(path))
+    return Source(f"{path.name}, simulated", {0: timeline}, _messages(path), numbered=False)
 
 
 def _messages(path: Path) -> dict[str, Carried]:

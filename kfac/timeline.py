@@ -6,7 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -195,6 +195,11 @@ class Timeline:
             compute = next((s for s in active if s.lane == COMPUTE_LANE), None)
             result[compute or next(iter(active), None)] += end - begin
         return result
+
+    def later(self, seconds: float) -> Timeline:
+        """The same some seconds later, after idling for as long."""
+        spans = tuple(replace(s, start_s=s.start_s + seconds, end_s=s.end_s + seconds) for s in self.spans)
+        return replace(self, spans=spans, total_s=self.iteration_s + seconds)
 
     def to_chrome_trace(self, path: Path | str) -> None:
         """Write Chrome trace JSON (Perfetto opens it): one process per rank, one thread per lane, whole nanoseconds.

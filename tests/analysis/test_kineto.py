@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from analysis.kineto import from_kineto, load_trace
 from analysis.kineto_labels import parse_rules
+from analysis.sources import merged, read_source
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def events(trace, name):
 
 
 def test_a_real_trace_has_an_iteration_per_step(trace):
-    found = from_kineto(load_trace(trace))
+    found = from_kineto(load_trace(trace)).timelines
     assert list(found) == [2, 3]
     for number, timeline in found.items():
         (step,) = events(trace, f"ProfilerStep#{number}")
@@ -55,7 +56,7 @@ def test_a_real_trace_has_an_iteration_per_step(trace):
 
 
 def test_ranges_are_as_long_as_the_profiler_says(trace):
-    found = from_kineto(load_trace(trace))
+    found = from_kineto(load_trace(trace)).timelines
     for timeline, named in zip(found.values(), events(trace, "FactorComp: A of 0"), strict=True):
         (span,) = [s for s in timeline.spans if s.kind == "FactorComp"]
         assert span.name == "A of 0"
@@ -63,7 +64,7 @@ def test_ranges_are_as_long_as_the_profiler_says(trace):
 
 
 def test_the_forward_pass_holds_its_operators_and_nothing_of_the_backward_pass(trace):
-    timeline = from_kineto(load_trace(trace))[2]
+    timeline = from_kineto(load_trace(trace)).timelines[2]
     (step,) = events(trace, "ProfilerStep#2")
     forward, backward = (next(s for s in timeline.spans if s.kind == k) for k in ("FF", "BP"))
     inside = [e for e in events(trace, "aten::addmm") if step["ts"] <= e["ts"] < step["ts"] + step["dur"]]
@@ -76,8 +77,8 @@ def test_the_forward_pass_holds_its_operators_and_nothing_of_the_backward_pass(t
 
 
 def test_rules_name_what_nothing_else_does(trace):
-    plain = from_kineto(load_trace(trace))[2]
-    ruled = from_kineto(load_trace(trace), parse_rules(["^my inversion$=Precondition"]))[2]
+    plain = from_kineto(load_trace(trace)).timelines[2]
+    ruled = from_kineto(load_trace(trace), parse_rules(["^my inversion$=Precondition"])).timelines[2]
     assert plain.busy_s()["Precondition"] == 0
     (named,) = [s for s in ruled.spans if s.kind == "Precondition"]
     assert named.name == "my inversion"
@@ -86,7 +87,7 @@ def test_rules_name_what_nothing_else_does(trace):
 def test_gzip_and_round_trip(trace, tmp_path):
     packed = tmp_path / "t.pt.trace.json.gz"
     packed.write_bytes(gzip.compress(trace.read_bytes()))
-    timeline = from_kineto(load_trace(packed))[3]
+    timeline = from_kineto(load_trace(packed)).timelines[3]
     timeline.to_chrome_trace(tmp_path / "ours.json")
     assert type(timeline).from_chrome_trace(tmp_path / "ours.json") == timeline
 
@@ -119,7 +120,7 @@ def test_gloo_collectives_are_of_the_kind_of_the_range_that_issued_them():
         event("gloo:broadcast", "user_annotation", 1080, 10, thread=8),
         rank=3,
     )
-    (timeline,) = from_kineto(trace).values()
+    (timeline,) = from_kineto(trace).timelines.values()
     assert timeline.ranks == (3,)
     assert spans(timeline) == [
         ("communi", "GradComm", "all_reduce", 45, 65),
@@ -151,7 +152,7 @@ def test_kernels_are_of_the_kind_of_the_moment_that_launched_them():
         event("autograd::engine::evaluate_function: X", "cpu_op", 60, 10, thread=2),
         event("gemm", "kernel", 130, 30, thread=7, correlation=5),
     )
-    first, second = from_kineto(trace).values()
+    first, second = from_kineto(trace).timelines.values()
     assert spans(first) == [
         ("communi", "FactorComm", "G message 1", 60, 110),
         ("compute", "FF", "forward", 20, 50),
@@ -190,7 +191,7 @@ def test_a_pass_on_a_thread_of_its_own_ends_the_forward_pass():
         event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "kernel", 60, 10, thread=10, correlation=6),
         event("copy", "kernel", 80, 5, thread=7, correlation=7),
     )
-    (timeline,) = from_kineto(trace).values()
+    (timeline,) = from_kineto(trace).timelines.values()
     assert spans(timeline) == [
         ("communi", "FactorComm", "G message 0", 45, 55),
         ("communi", "GradComm", "AllReduce", 60, 70),
@@ -214,7 +215,7 @@ def test_issuing_a_message_is_work_of_what_is_around_it():
         event("c10d::broadcast_", "cpu_op", 51, 8),
         event("gloo:broadcast", "user_annotation", 52, 10, thread=8),
     )
-    (timeline,) = from_kineto(trace).values()
+    (timeline,) = from_kineto(trace).timelines.values()
     assert spans(timeline) == [
         ("communi", "FactorComm", "G message 0", 14, 44),
         ("communi", "InverseComm", "inverse of A", 52, 62),
@@ -237,7 +238,7 @@ def test_ranges_of_one_name_are_not_one_while_operators_of_one_kind_are():
         event("c10d::barrier", "cpu_op", 150, 1),
         event("gloo:barrier", "user_annotation", 151, 20, thread=8),
     )
-    (timeline,) = from_kineto(trace).values()
+    (timeline,) = from_kineto(trace).timelines.values()
     assert spans(timeline) == [
         ("compute", "FF", "forward", 20, 35),
         ("compute", "BP", "backward", 40, 50),
@@ -249,15 +250,17 @@ def test_ranges_of_one_name_are_not_one_while_operators_of_one_kind_are():
 def test_broadcasts_are_of_inverses_where_no_range_tells():
     calls = [event("c10d::broadcast_", "cpu_op", 1, 1), event("gloo:broadcast", "user_annotation", 2, 5, thread=8)]
     compute = event("aten::mm", "cpu_op", 20, 5)
-    (plain,) = from_kineto(kineto(compute, *calls)).values()
+    (plain,) = from_kineto(kineto(compute, *calls)).timelines.values()
     assert [(s.kind, s.name) for s in plain.spans if s.lane == "communication"] == [("InverseComm", "broadcast")]
-    (told,) = from_kineto(kineto(compute, event("GradComm: gradient", "user_annotation", 50, 1), *calls)).values()
+    (told,) = from_kineto(
+        kineto(compute, event("GradComm: gradient", "user_annotation", 50, 1), *calls)
+    ).timelines.values()
     assert [s.kind for s in told.spans] == ["FF"]
 
 
 def test_names_of_nccl_kernels():
     kernels = ("ncclDevKernel_Broadcast_RING_LL(x)", "ncclDevKernel_AllGather_RING_LL(x)", "ncclKernel_AllReduce_RING")
-    found = from_kineto(kineto(*(event(name, "kernel", 10 * i, 5) for i, name in enumerate(kernels))))[0]
+    found = from_kineto(kineto(*(event(name, "kernel", 10 * i, 5) for i, name in enumerate(kernels)))).timelines[0]
     assert [(s.kind, s.name) for s in found.spans] == [
         ("InverseComm", "Broadcast"),
         ("GradComm", "AllGather"),
@@ -292,3 +295,53 @@ def test_a_file_that_is_no_json(tmp_path):
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(ValueError, match=r"x\.json cannot be read"):
         load_trace(tmp_path / "x.json")
+
+
+def written(folder, name, *found, rank, **facts):
+    path = folder / name
+    path.write_text(json.dumps({**kineto(*found, rank=rank), **facts}))
+    return read_source(str(path))
+
+
+def step(start):
+    """An iteration of 100 us whose sum has ended 90 us after the first rank's began."""
+    return (
+        event("ProfilerStep#0", "user_annotation", start, 100),
+        event("aten::mm", "cpu_op", start, 10),
+        event("c10d::allreduce_", "cpu_op", start + 20, 2),
+        event("gloo:all_reduce", "user_annotation", start + 30, 60 - (start - 1000), thread=8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "starts_us"),
+    [
+        ({"host_name": "a", "baseTimeNanoseconds": 10**18}, [0, 30]),
+        ({"host_name": "a", "baseTimeNanoseconds": 10**18 + 10_000}, [0, 40]),
+        ({"host_name": "b", "baseTimeNanoseconds": 10**18}, [0, 0]),  # another clock
+        ({"host_name": "a", "baseTimeNanoseconds": 10**18 + 10**9}, [0, 0]),  # no clock in common: a second apart
+        ({}, [0, 0]),
+    ],
+)
+def test_ranks_of_one_machine_keep_their_places_on_its_clock(tmp_path, other, starts_us):
+    first = written(tmp_path, "0.json", *step(1000), rank=0, host_name="a", baseTimeNanoseconds=10**18)
+    second = written(tmp_path, "1.json", *step(1030), rank=1, **other)
+    for order in ([first, second], [second, first]):
+        source = merged(order)
+        timeline = source.timelines[0]
+        begins = [min(s.start_s for s in timeline.spans if s.rank == rank) for rank in (0, 1)]
+        assert begins == pytest.approx([1e-6 * start for start in starts_us], abs=1e-9)
+        assert timeline.iteration_s == pytest.approx(1e-6 * (100 + max(starts_us)))
+        assert source.name == f"{order[0].name} and 1 more"
+    if starts_us == [0, 30]:
+        ends = {s.end_s for s in timeline.spans if s.lane == "communication"}
+        assert max(ends) - min(ends) < 1e-9
+        assert max(ends) == pytest.approx(90e-6)
+
+
+def test_a_lone_timeline_is_whatever_iteration_it_is_compared_with(tmp_path):
+    profiled = written(tmp_path, "0.json", *step(1000), rank=0)
+    profiled.timelines[0].to_chrome_trace(tmp_path / "ours.json")
+    assert read_source(str(tmp_path / "ours.json")).only([7]).typical == profiled.typical
+    with pytest.raises(ValueError, match="no timeline of iteration 7; it has: 0"):
+        profiled.only([7])

@@ -1,9 +1,9 @@
-"""How Perfetto takes in a Chrome trace, as far as our traces use it: what it would report as errors, and what it sees.
+"""How Perfetto takes in a Chrome trace, as far as our traces use it: what is wrong with one, and what is seen of it.
 
-Written after the rules of its importer (``json_trace_parser``, ``slice_tracker``, ``flow_tracker``): events are sorted
-by time and keep the file's order where that is equal; a slice is open from its start to before its end; slices of a
-thread nest; a flow's beginning, and its end with ``bp: e``, belongs to the innermost slice that is open on its thread,
-and a flow that ends must have begun.
+A strict reading of the format and of the importer: version 52 lets some of what is an error here pass, and then draws
+an arrow from or to a slice beside the one that is meant. Events are sorted by time and keep the file's order where that
+is equal; a slice is open from its start to before its end; slices of a thread nest; a flow's beginning, and its end
+with ``bp: e``, belongs to the innermost slice that is open on its thread, and a flow that ends must have begun.
 """
 
 from __future__ import annotations
