@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.arguments import check_arguments, describe_unreadable, group_choices
+from experiments.choices import choices_with, groups_of, register_help
 from experiments.interrupts import restore_interrupts
 from experiments.settings import ConfigError
 
@@ -54,6 +55,7 @@ def run_command(name: str, task: Callable[[DictConfig], Any], check: Callable[[d
     wanted = os.environ.get(_FULL_ERROR)
     command.verbose = wanted == "1"
     os.environ[_FULL_ERROR] = "1"
+    register_help()
     try:
         restore_interrupts()
         if DRY_RUN in sys.argv and name == "train":
@@ -229,8 +231,15 @@ def _unknown_key(name: str, key: str) -> str:
     if not isinstance(level, dict) or not level:
         level, group = known, ""
     names = [other for other in level if other != "_target_"]
-    if key.startswith("hydra.launcher.") or (key.split(".", maxsplit=1)[0] == "site" and "site" not in known):
+    groups, first = groups_of(name), key.split(".", maxsplit=1)[0]
+    if "site" in groups and (key.startswith("hydra.launcher.") or (first == "site" and "site" not in known)):
         return f"unknown key {key}: choose site=slurm, site=local or one of your own, which have keys (site.KEY)"
+    if first not in groups and group_choices(first):
+        return f"unknown key {key}: {name} has no group {first}; its groups: {', '.join(groups)}"
+    if not group:
+        names += [other for other in groups if other not in names]
+    elif group in groups and (having := choices_with(group, leaf)):
+        return f"unknown key {key}: only {', '.join(having)} has it; keys of the present choice: {', '.join(names)}"
     near = [f"{group}.{other}" if group else other for other in difflib.get_close_matches(leaf, names, 1)]
     same = [other for other in flat if other.split(".")[-1] == leaf]
     similar = near if group.startswith("hydra") else same or near or difflib.get_close_matches(key, flat, 1)
@@ -242,11 +251,11 @@ def _unknown_key(name: str, key: str) -> str:
 def _known_config(name: str, hydras: bool = False) -> dict[str, Any]:
     """The configuration with the groups chosen on the command line, where they go together; or Hydra's own part."""
     found = (re.fullmatch(r"([a-z_/]+)=[\w-]+", argument) for argument in sys.argv[1:])
-    choices = [choice[0] for choice in found if choice and group_choices(choice[1])]
+    chosen = [choice[0] for choice in found if choice and group_choices(choice[1])]
     GlobalHydra.instance().clear()
     with hydra.initialize_config_module("experiments.conf", version_base="1.3"):
         try:
-            config = hydra.compose(name, choices, return_hydra_config=hydras)
+            config = hydra.compose(name, chosen, return_hydra_config=hydras)
         except HydraException:
             config = hydra.compose(name, return_hydra_config=hydras)
         if not hydras:

@@ -8,7 +8,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.command import CONFIG_SOURCE, _Command, describe, plain
-from experiments.config import SimulateConfig, TrainConfig
+from experiments.config import ProfileConfig, SimulateConfig, TrainConfig
 from experiments.groups import TimelineSettings
 from experiments.settings import ConfigError
 from kfac.config import KFACConfig
@@ -27,7 +27,7 @@ def config(*overrides):
 
 def mistake(*overrides, name="train"):
     """The line a user sees."""
-    cls = {"train": TrainConfig, "simulate": SimulateConfig}[name]
+    cls = {"train": TrainConfig, "simulate": SimulateConfig, "profile": ProfileConfig}[name]
     with pytest.raises((HydraException, OmegaConfBaseException, ValueError)) as caught:
         cls.from_dict(compose(*overrides, name=name))
     line = describe(name, caught.value)
