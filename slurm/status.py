@@ -17,6 +17,13 @@ from slurm.queue import QueuedJob
 OVER = {"finished", "failed", "cancelled", "interrupted", "lost"}
 TAIL_BYTES = 8192
 
+SECONDS = "SEC/ITERATION"
+LEGEND = (
+    f"{SECONDS}: median seconds of a training iteration on rank 0, over the last ones in the record, without "
+    "evaluations and\ncheckpoints. ETA: that times the iterations left, hours:minutes:seconds. LOSS: of the last "
+    "training iteration, mean of the ranks."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
@@ -122,7 +129,7 @@ def _row(path: Path, run_id: str, record: Mapping[str, Any], submission: Submiss
 
 def table(rows: Sequence[RunStatus]) -> str:
     """The runs as aligned text, with the number in each state below."""
-    cells = [["RUN", "JOB", "STATE", "ITERATION", "S/ITERATION", "ETA", "LOSS", "RESTARTS", "REASON"]]
+    cells = [["RUN", "JOB", "STATE", "ITERATION", SECONDS, "ETA", "LOSS", "RESTARTS", "REASON"]]
     for row in rows:
         total = f"/{row.iterations}" if row.iterations else ""
         cells.append(
@@ -141,7 +148,8 @@ def table(rows: Sequence[RunStatus]) -> str:
     filled = [column for column in range(len(cells[0])) if column < 3 or any(line[column] for line in cells[1:])]
     widths = {column: max(len(line[column]) for line in cells) for column in filled}
     lines = ["  ".join(line[column].ljust(widths[column]) for column in filled).rstrip() for line in cells]
-    return "\n".join([*lines, "", counts(rows)])
+    legend = [LEGEND] if any(row.iteration_s is not None for row in rows) else []
+    return "\n".join([*lines, "", counts(rows), *legend])
 
 
 def counts(rows: Sequence[RunStatus]) -> str:
