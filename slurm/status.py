@@ -149,7 +149,7 @@ def table(rows: Sequence[RunStatus]) -> str:
     widths = {column: max(len(line[column]) for line in cells) for column in filled}
     lines = ["  ".join(line[column].ljust(widths[column]) for column in filled).rstrip() for line in cells]
     legend = [LEGEND] if any(row.iteration_s is not None for row in rows) else []
-    return "\n".join([*lines, "", counts(rows), *legend])
+    return "\n".join([*lines, "", *legend, counts(rows)])
 
 
 def counts(rows: Sequence[RunStatus]) -> str:

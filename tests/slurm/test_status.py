@@ -7,7 +7,7 @@ import pytest
 from slurm import manifest
 from slurm.__main__ import main
 from slurm.queue import QueuedJob, SlurmError, jobs
-from slurm.status import decide, error_output, sweep_status, table
+from slurm.status import RunStatus, decide, error_output, sweep_status, table
 
 
 def queued(state: str) -> QueuedJob:
@@ -128,7 +128,7 @@ def test_status_knows_how_far_and_how_long(tmp_path):
     (row,) = sweep_status(tmp_path, {"5": queued("RUNNING")})
     assert (row.iteration, row.iterations, row.iteration_s, row.eta_s, row.restarts) == (40, 100, 2.0, 120.0, 2)
     assert table([row]).splitlines()[1].split() == ["a", "5", "running", "40/100", "2", "0:02:00", "1", "2"]
-    head, *_, legend, _ = table([row]).splitlines()
+    head, *_, legend, _, _ = table([row]).splitlines()
     assert "SEC/ITERATION" in head
     assert legend.startswith("SEC/ITERATION: median seconds of a training iteration on rank 0")
     waiting = table([RunStatus(run_id="a", job_id="5", state="pending")])
