@@ -31,17 +31,23 @@ class Look:
         color: for CSS.
         dash: of ``stroke-dasharray``; empty for a solid line.
         mark: an outline; empty for none.
+        hollow: whether the mark is an outline only.
+        size: of the mark, of 1.
     """
 
     color: str
     dash: str
     mark: str
+    hollow: bool = False
+    size: float = 1.0
 
     def mark_at(self, x: float, y: float, tip: str = "") -> str:
         """The mark at a place of an SVG, with a tooltip; of a line without marks a small dot."""
         outline = self.mark or "M-1.5,0a1.5,1.5 0 1,0 3,0a1.5,1.5 0 1,0 -3,0z"
         title = f"<title>{tip}</title>" if tip else ""
-        place = f'style="fill:{self.color}" transform="translate({x:.1f} {y:.1f})"'
+        fill = f"fill:var(--back);stroke:{self.color};stroke-width:1.5" if self.hollow else f"fill:{self.color}"
+        scale = "" if self.size == 1 else f" scale({self.size:g})"
+        place = f'style="{fill}" transform="translate({x:.1f} {y:.1f}){scale}"'
         return f'<path class="mark" {place} d="{outline}">{title}</path>'
 
     def stroke(self, width_px: float) -> str:
@@ -60,4 +66,7 @@ def look(number: int) -> Look:
     """The look of a line by its number."""
     if number >= LOOKS:
         return Look("var(--rest)", "", "")
-    return Look(f"var(--c{number % COLORS})", DASHES[number // COLORS], MARKS[number % COLORS])
+    turn = number // COLORS
+    # The marks of each turn differ too: a lone point has no dashes.
+    hollow, size = turn % 2 == 1, 1.0 if turn < 2 else 0.65
+    return Look(f"var(--c{number % COLORS})", DASHES[turn], MARKS[number % COLORS], hollow, size)

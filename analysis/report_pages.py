@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib import resources
-from itertools import groupby
 from pathlib import Path
 
 from analysis.charts import Line, breakdown_chart, line_chart, timeline_chart
 from analysis.comparison import Comparison, Curve, Pictured
 from analysis.comparison_tables import all_tables, scaling_lines
+from analysis.html_tables import WIDE_PX, html_table
 from analysis.looks import LOOKS, look
-from analysis.tables import LONGEST, Table, markdown_escape, printable, shortened, to_markdown
+from analysis.tables import Table, markdown_escape, printable, to_markdown
 from experiments.records import write_text
 from experiments.timeline_ranks import said_of, shown_ranks
 from experiments.timeline_view import page_text
 from kfac.timeline import KIND_COLORS, KINDS, OTHER
 
-WIDE_PX, NARROW_PX = 1040, 350
+NARROW_PX = 350
 """Full-width pictures are drawn twice, and the page shows the one that fits."""
 SECTIONS: Mapping[str, str] = {
     "overview": "Overview",
@@ -112,28 +112,6 @@ def html_report(comparison: Comparison, tables: Mapping[str, Table]) -> str:
     title = escape(printable(comparison.title))
     parts = {"TITLE": title, "HEADLINE": escape(headline(comparison)), "NAV": links, "BODY": content}
     return re.sub("__([A-Z]+)__", lambda match: parts[match[1]], template)
-
-
-def html_table(table: Table) -> str:
-    """A table that scrolls by itself where the page is narrower; with its notes."""
-    grouped = any(column.group for column in table.columns)
-    lines = []
-    if grouped:
-        spans = [(name, len(list(of))) for name, of in groupby(column.group for column in table.columns)]
-        cells = ((n, " class=group" if name else "", escape(shortened(printable(name), LONGEST))) for name, n in spans)
-        heads = "".join(f'<th colspan="{n}"{group}>{text}</th>' for n, group, text in cells)
-        lines.append(f"<tr>{heads}</tr>")
-    titles = "".join(f"<th class={c.align}>{escape(c.heading)}</th>" for c in table.columns)
-    lines.append(f"<tr>{titles}</tr>")
-    aligns = [column.align for column in table.columns]
-    rows = "".join(
-        "<tr>" + "".join(f"<td class={a}>{escape(cell)}</td>" for a, cell in zip(aligns, row, strict=True)) + "</tr>"
-        for row in table.shown()
-    )
-    notes = "".join(f"<p class=note>{escape(note)}</p>" for note in table.notes)
-    return (
-        f"<div class=scroll tabindex=0><table><thead>{''.join(lines)}</thead><tbody>{rows}</tbody></table></div>{notes}"
-    )
 
 
 def _twice(wide: str, narrow: str) -> str:
