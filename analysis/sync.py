@@ -103,6 +103,9 @@ def sync(
         roots: folders with records.
         options: how.
         tell: called with each outcome as soon as it is known.
+
+    Raises:
+        ValueError: if W&B's key is missing or wrong.
     """
     outcomes = []
     for record in (record for root in roots for record in find_records(root)):

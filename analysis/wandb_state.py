@@ -104,6 +104,7 @@ def read_stored(target: Target, timeout_s: float) -> Stored:
 
     Raises:
         ConnectionError: if it does not answer, or refuses.
+        ValueError: without a key, or with one that it does not know: to ask again would not help.
     """
     return within(timeout_s, lambda: _read(target, timeout_s))
 
@@ -117,6 +118,12 @@ def _read(target: Target, timeout_s: float) -> Stored:
     except Exception as error:
         if "could not find" in str(error).lower():
             return Stored()
+        if isinstance(error, wandb.errors.UsageError | wandb.errors.AuthenticationError) and _of_key(str(error)):
+            reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+            raise ValueError(
+                f"W&B: {reason}. Run `wandb login` once, or set WANDB_API_KEY; for a server of your own "
+                "also WANDB_BASE_URL. The records here are complete without it"
+            ) from error
         raise ConnectionError(str(error).partition("\n")[0]) from error
     try:
         return Stored(
@@ -130,6 +137,11 @@ def _read(target: Target, timeout_s: float) -> Stored:
         )
     except Exception as error:
         raise ConnectionError(str(error).partition("\n")[0]) from error
+
+
+def _of_key(text: str) -> bool:
+    """Whether an error says that the key is missing or wrong."""
+    return any(words in text for words in ("No API key", "API key must", "API_KEY invalid", "error 401"))
 
 
 def difference(record: RunRecord, stored: Stored, status: str) -> Difference:

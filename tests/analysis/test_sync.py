@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,6 +152,41 @@ def test_the_command_says_what_became_of_each_run(tmp_path, server):
     )
     assert again.returncode == 1
     assert json.loads(again.stdout)["rows"][0]["result"] == "NOT REACHED"
+
+
+@pytest.mark.parametrize(
+    ("key", "fault", "words"),
+    [
+        (None, None, "No API key configured"),
+        ("short", None, "must have 40+ characters"),
+        ("f" * 40, 401, "error 401"),
+    ],
+    ids=["missing", "malformed", "unknown"],
+)
+def test_a_key_that_is_missing_or_wrong_is_said_once_and_at_once(
+    tmp_path, server, wandb_client, monkeypatch, capsys, key, fault, words
+):
+    for name in "ab":
+        offline_run(tmp_path, run_id=name)
+    monkeypatch.delenv("WANDB_API_KEY") if key is None else monkeypatch.setenv("WANDB_API_KEY", key)
+    wandb_client.teardown()
+    server.fault = lambda request: fault
+    pauses = []
+    monkeypatch.setattr("analysis.sync.time", SimpleNamespace(sleep=pauses.append))
+    assert main(["sync", str(tmp_path), "--timeout", "20"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("wandb login") == shown.err.count(words) == shown.err.count("error: W&B") == 1
+    assert shown.out == ""
+    assert pauses == []
+
+
+def test_a_server_that_refuses_for_now_is_asked_again(tmp_path, server, monkeypatch):
+    """Negative control of the above: 503 is a fault that passes."""
+    record, pauses = offline_run(tmp_path), []
+    monkeypatch.setattr("analysis.sync.time", SimpleNamespace(sleep=pauses.append))
+    server.fault = lambda request: 503
+    assert sync_run(record, SyncOptions(retries=2, timeout_s=1, pause_s=0.1)).result == "NOT REACHED"
+    assert pauses == [0.1, 0.2]
 
 
 def test_nothing_to_sync_is_an_error(tmp_path, wandb_client, capsys):
