@@ -14,7 +14,7 @@ from analysis.comparison import Comparison, Curve, Pictured
 from analysis.comparison_tables import all_tables, scaling_lines
 from analysis.html_tables import WIDE_PX, html_table
 from analysis.looks import LOOKS, look
-from analysis.tables import Table, markdown_escape, printable, to_markdown
+from analysis.tables import LONGEST, Table, markdown_escape, printable, shortened, to_markdown
 from experiments.records import write_text
 from experiments.timeline_ranks import said_of, shown_ranks
 from experiments.timeline_view import page_text
@@ -59,8 +59,10 @@ def headline(comparison: Comparison) -> str:
     """One line: how many runs of what."""
     runs = comparison.runs
     finished = sum(run.status == "finished" for run in runs)
-    models = ", ".join(dict.fromkeys(run.model for run in runs))
-    data = ", ".join(dict.fromkeys(run.data for run in runs))
+    models, data = (
+        shortened(", ".join(dict.fromkeys(names)), LONGEST)
+        for names in ((run.model for run in runs), (run.data for run in runs))
+    )
     return (
         f"{len(runs)} run{'s' * (len(runs) != 1)}, {finished} finished: {models} on {data}; "
         f"the latest of {_moment(comparison.latest)}."
@@ -72,7 +74,7 @@ def _moment(text: str) -> str:
     try:
         return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (ValueError, OverflowError):
-        return text or "unknown time"
+        return shortened(text, 30) or "unknown time"
 
 
 def markdown_report(comparison: Comparison, tables: Mapping[str, Table]) -> str:
