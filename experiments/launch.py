@@ -196,6 +196,7 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]], folder: Path, l
 
     The other ranks usually fail a moment later, because the connection to the first one is gone.
     """
+    stopped = _stopped(processes)
     end_s = time.monotonic() + LAST_WORDS_S
     while time.monotonic() < end_s and any(process.poll() is None for process in processes):
         time.sleep(POLL_S)
@@ -206,11 +207,21 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]], folder: Path, l
     errors = [json.loads(path.read_text()) for r in range(len(codes)) if (path := error_file(folder, r)).exists()]
     if errors:
         first = min(errors, key=lambda error: error["time"])
-        message = f"failed: {first['type']}: {first['message']}"
+        message = f"failed: {first['type']}: {first['message']}{stopped}"
         mistake = " ".join(first["message"].split()) if first["type"] == ConfigError.__name__ else ""
         return RankFailure(first["rank"], message, first["traceback"], mistake, first["type"])
     rank = next(r for r, code in enumerate(codes) if code)
     return RankFailure(rank, f"ended with exit code {codes[rank]}", _tail(log_folder, rank))
+
+
+def _stopped(processes: Sequence[subprocess.Popen[bytes]]) -> str:
+    """Which ranks do not run because a signal has stopped them, where that is so: the others wait for them in vain."""
+    ranks = []
+    for rank, process in enumerate(processes):
+        with suppress(OSError, IndexError):
+            if Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                ranks.append(f"rank {rank} (process {process.pid})")
+    return f"\nStopped by a signal (SIGSTOP; kill -CONT lets it go on): {', '.join(ranks)}" if ranks else ""
 
 
 def _tail(log_folder: Path | None, rank: int, lines: int = 20) -> str:

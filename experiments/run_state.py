@@ -13,6 +13,7 @@ from torch import Tensor
 from experiments.assembly import Learner
 from experiments.records import RunRecord
 from experiments.settings import ConfigError
+from kfac.communication import CommunicationError
 from kfac.replanning import Replanner
 
 _MISFITS = (AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -59,6 +60,8 @@ def restore(
         if replanner:
             replanner.load_state_dict(shared["replanner"])
         _set_random_state(own["random"])
+    except CommunicationError:  # of the ranks, which says nothing of the state
+        raise
     except _MISFITS as error:  # saved by other code than this
         missing = "it lacks " if isinstance(error, KeyError) else ""
         raise ConfigError(

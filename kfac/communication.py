@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -21,6 +22,10 @@ THREADS_END_S = 1.0
 """How long :func:`shutdown` waits for the group's threads; they stay while a collective is under way."""
 
 
+class CommunicationError(RuntimeError):
+    """A collective failed, because another rank has ended, hangs, or issues other collectives."""
+
+
 class Work(Protocol):
     """A collective under way."""
 
@@ -28,7 +33,7 @@ class Work(Protocol):
         """Block (on a GPU: make the current stream wait) until the result is there.
 
         Raises:
-            RuntimeError: if the collective failed, for example because another rank died.
+            CommunicationError: if the collective failed, for example because another rank died.
         """
 
     def on_done(self, callback: Callable[[], None]) -> None:
@@ -96,14 +101,26 @@ class LocalCommunicator:
 
 
 class _DeepSpeedWork:
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
+    def __init__(self, handle: Any, what: str, rank: int) -> None:
+        self._handle, self._what, self._rank = handle, what, rank
 
     def wait(self) -> None:
-        self._handle.wait()
+        begun_s = time.monotonic()
+        try:
+            self._handle.wait()
+        except RuntimeError as error:
+            raise _lost(self._what, self._rank, begun_s, error) from error
 
     def on_done(self, callback: Callable[[], None]) -> None:
         self._handle.get_future().add_done_callback(lambda _: callback())
+
+
+def _lost(what: str, rank: int, begun_s: float, error: Exception) -> CommunicationError:
+    return CommunicationError(
+        f"{what}: rank {rank} has waited {time.monotonic() - begun_s:.1f} s for the others, then it failed: {error}. "
+        "Another rank has ended, was stopped, hangs, or issues other collectives: its own log says more; with "
+        "check_collectives=true (TORCH_DISTRIBUTED_DEBUG=DETAIL) all ranks tell who it is and where"
+    )
 
 
 class DeepSpeedCommunicator:
@@ -134,26 +151,39 @@ class DeepSpeedCommunicator:
         return group
 
     def all_reduce(self, tensor: Tensor, name: str) -> Work:  # noqa: D102
-        return _DeepSpeedWork(self._dist.all_reduce(tensor, group=self._group, async_op=True, log_name=name))
+        work = self._dist.all_reduce(tensor, group=self._group, async_op=True, log_name=name)
+        return _DeepSpeedWork(work, f"all_reduce {name}", self.rank)
 
     def reduce(self, tensor: Tensor, dst: int, name: str) -> Work:  # noqa: D102
-        return _DeepSpeedWork(self._dist.reduce(tensor, dst, group=self._group, async_op=True, log_name=name))
+        work = self._dist.reduce(tensor, dst, group=self._group, async_op=True, log_name=name)
+        return _DeepSpeedWork(work, f"reduce {name}", self.rank)
 
     def broadcast(self, tensor: Tensor, src: int, name: str) -> Work:  # noqa: D102
-        return _DeepSpeedWork(self._dist.broadcast(tensor, src, group=self._group, async_op=True, log_name=name))
+        work = self._dist.broadcast(tensor, src, group=self._group, async_op=True, log_name=name)
+        return _DeepSpeedWork(work, f"broadcast {name}", self.rank)
 
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:  # noqa: D102
         box = [obj if self.rank == src else None]
-        self._dist.broadcast_object_list(box, src=src, group=self._group)
+        group = self._group
+        self._blocking("broadcast_object", lambda: self._dist.broadcast_object_list(box, src=src, group=group))
         return box[0]
 
     def all_gather_object(self, obj: Any) -> list[Any]:  # noqa: D102
         gathered: list[Any] = [None] * self.world_size
-        self._dist.all_gather_object(gathered, obj, group=self._group)
+        group = self._group
+        self._blocking("all_gather_object", lambda: self._dist.all_gather_object(gathered, obj, group=group))
         return gathered
 
     def barrier(self) -> None:  # noqa: D102
-        self._dist.barrier(group=self._group)
+        group = self._group
+        self._blocking("barrier", lambda: self._dist.barrier(group=group))
+
+    def _blocking(self, what: str, action: Callable[[], Any]) -> None:
+        begun_s = time.monotonic()
+        try:
+            action()
+        except RuntimeError as error:
+            raise _lost(what, self.rank, begun_s, error) from error
 
     def checked(self, timeout_s: float | None = None) -> Communicator:
         """These ranks in debug mode; collective.

@@ -60,6 +60,15 @@ def one_killed(payload, rank):
     time.sleep(0.1)
     raise ConnectionError("the peer is gone")
 
+def one_stopped(payload, rank):
+    started(payload, rank)
+    if rank.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    other = Path(FOLDER, "pid1")
+    while not other.exists() or ") T " not in Path("/proc", other.read_text(), "stat").read_text():
+        time.sleep(0.01)
+    raise TimeoutError("waited in vain")
+
 def disk_is_full(payload, rank):
     with open("/dev/full", "w") as file:
         file.write("x" * 100_000)
@@ -165,6 +174,17 @@ def test_first_failure_is_told_and_the_others_are_killed(jobs):
 def test_a_killed_rank_is_named_with_its_signal(jobs):
     with pytest.raises(LaunchError, match="rank 1 was killed by SIGKILL"):
         launch("rankjobs:one_killed", {}, 2, log_folder=jobs / "logs")
+    assert alive(jobs) == []
+
+
+def test_a_rank_that_a_signal_has_stopped_is_named_and_ended(jobs):
+    with pytest.raises(LaunchError) as caught:
+        launch("rankjobs:one_stopped", {}, 2, log_folder=jobs / "logs")
+    process = (jobs / "pid1").read_text()
+    assert caught.value.failure.message.splitlines() == [
+        "failed: TimeoutError: waited in vain",
+        f"Stopped by a signal (SIGSTOP; kill -CONT lets it go on): rank 1 (process {process})",
+    ]
     assert alive(jobs) == []
 
 
