@@ -5,9 +5,10 @@ github.com/mlcommons/chakra ``schema/protobuf/et_def.proto``): one file ``PREFIX
 ``GlobalMetadata`` message and then one ``Node`` message per span, each after its length as a varint. Protobuf's wire
 format needs so little here that it is written directly, without a library.
 
-A timeline knows when spans ran, and seldom all that they waited for. The dependencies follow from what the engine does:
+On a rank, spans of one lane follow each other. Across the lanes simulated timelines know who waits for whom
+(:attr:`~kfac.timeline.Timeline.flows`). Measured ones know when spans ran, and not all that they waited for; there the
+dependencies follow from what the engine does:
 
-* on a rank, spans of one lane follow each other;
 * a message leaves after the last span of computing that ended before it started;
 * inverting waits for the sums (``FactorComm`` and ``GradComm``) that had arrived by then, preconditioning for every
   message that had: a step awaits them all, whether or not it had to.
@@ -15,9 +16,12 @@ A timeline knows when spans ran, and seldom all that they waited for. The depend
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from pathlib import Path
 
 from kfac.planning import Plan
@@ -99,14 +103,19 @@ def rank_nodes(timeline: Timeline, rank: int, messages: Mapping[str, Carried]) -
         messages: what they are (:func:`carried`); those that are not there are broadcasts where they are InverseComm,
             else all-reduces, and get no ``comm_size``: a simulator can replay their durations, not work them out.
     """
-    spans = sorted((s for s in timeline.spans if s.rank == rank), key=lambda s: (s.start_s, s.end_s, s.lane))
+    known = timeline.source == "simulated" and bool(timeline.flows)
+    flows = _flows_of(timeline, rank) if known else {}
+    order = _in_order(timeline, rank, flows)
+    number_of = {i: number for number, i in enumerate(order)}
     ended = {cause: _Ended() for cause in (COMPUTE_LANE, COMMUNICATION_LANE, _SUMS)}
     before: dict[str, int] = {}
     nodes: list[Node] = []
-    for number, span in enumerate(spans):
+    for number, i in enumerate(order):
+        span = timeline.spans[i]
         moving = span.lane == COMMUNICATION_LANE
         awaited = COMPUTE_LANE if moving else _AWAITED.get(span.kind)
-        causes = (before.get(span.lane), ended[awaited].last(span.start_s) if awaited else None)
+        guess = [ended[awaited].last(span.start_s) if awaited else None]
+        causes = (before.get(span.lane), *(map(number_of.get, flows.get(i, ())) if known else guess))
         waits = tuple(sorted({cause for cause in causes if cause is not None}))
         before[span.lane] = number
         ended[span.lane].add(span.end_s, number)
@@ -116,6 +125,45 @@ def rank_nodes(timeline: Timeline, rank: int, messages: Mapping[str, Carried]) -
         kind = COMM_COLL_NODE if moving else COMP_NODE
         nodes.append(Node(number, span.name, kind, waits, start, end - start, _attributes(span, messages)))
     return nodes
+
+
+def _block(timeline: Timeline, rank: int) -> range:
+    """The numbers of a rank's spans: they stand together, lane by lane."""
+    return range(*(bisect_left(timeline.spans, r, key=lambda span: span.rank) for r in (rank, rank + 1)))
+
+
+def _flows_of(timeline: Timeline, rank: int) -> dict[int, list[int]]:
+    """By span those of its rank that it has waited for."""
+    mine = _block(timeline, rank)
+    found: dict[int, list[int]] = defaultdict(list)
+    for a, b in timeline.flows[slice(*(bisect_left(timeline.flows, (i, 0)) for i in (mine.start, mine.stop)))]:
+        if b in mine:
+            found[b].append(a)
+    return found
+
+
+def _in_order(timeline: Timeline, rank: int, flows: Mapping[int, Iterable[int]]) -> list[int]:
+    """The rank's spans by start and end, each behind all that it waits for, also where nothing lasts."""
+    spans, mine = timeline.spans, _block(timeline, rank)
+    waits = {i: set(flows.get(i, ())) for i in mine}
+    for before, i in pairwise(mine):
+        if spans[before].lane == spans[i].lane:
+            waits[i].add(before)
+    left = {i: len(of) for i, of in waits.items()}
+    behind: dict[int, list[int]] = defaultdict(list)
+    for i, of in waits.items():
+        for before in of:
+            behind[before].append(i)
+    ready = [(spans[i].start_s, spans[i].end_s, i) for i in mine if not left[i]]
+    heapify(ready)
+    order = []
+    while ready:
+        order.append(heappop(ready)[2])
+        for i in behind[order[-1]]:
+            left[i] -= 1
+            if not left[i]:
+                heappush(ready, (spans[i].start_s, spans[i].end_s, i))
+    return order
 
 
 _SUMS = "sums"

@@ -1,5 +1,9 @@
 """Execution traces parsed back by protobuf itself from a description of the schema written here, field by field."""
 
+import random
+from dataclasses import replace
+from operator import attrgetter
+
 import pytest
 
 from analysis.chakra import carried, rank_nodes, write_chakra
@@ -8,6 +12,7 @@ from kfac.planning.profiles import LayerProfile
 from kfac.schedules import make_plan
 from kfac.simulation import simulate
 from kfac.timeline import Span, Timeline
+from tests.kfac.simulation.test_iteration import random_cluster, random_model, random_schedule
 
 descriptor = pytest.importorskip("google.protobuf.descriptor_pb2", reason="protobuf checks the files where it is")
 COMP, COLL = 4, 7  # NodeType
@@ -180,6 +185,83 @@ def test_dependencies_allow_the_timeline(simulated):
             start = max((ends[dep] for dep in node.data_deps), default=0)
             assert start <= node.start_us
             ends.append(start + node.duration_us)
+
+
+def replayed(timeline, duration_us):
+    """When each span starts if it waits for nothing but what its trace says, collectives for all ranks."""
+    nodes = {rank: rank_nodes(timeline, rank, {}) for rank in timeline.ranks}
+    ends = {rank: {} for rank in nodes}
+    starts = {}
+    at = dict.fromkeys(nodes, 0)
+
+    def key(rank, node):
+        return rank, node.attributes["kind"], node.name
+
+    def ready(rank):
+        node = nodes[rank][at[rank]]
+        return max((ends[rank][dep] for dep in node.data_deps), default=0)
+
+    def take(rank, start):
+        node = nodes[rank][at[rank]]
+        starts[key(rank, node)] = start
+        ends[rank][node.id] = start + duration_us[key(rank, node)]
+        at[rank] += 1
+
+    while any(at[rank] < len(of) for rank, of in nodes.items()):
+        alone = [r for r, of in nodes.items() if at[r] < len(of) and of[at[r]].type == COMP]
+        for rank in alone:
+            take(rank, ready(rank))
+        if not alone:  # every rank has come to a collective, the same one
+            assert len({of[at[rank]].name for rank, of in nodes.items()}) == 1
+            start = max(ready(rank) for rank in nodes)
+            for rank in nodes:
+                take(rank, start)
+    return starts
+
+
+def moments_us(timeline, moment):
+    found = {(s.rank, s.kind, s.name): round(1e6 * moment(s)) for s in timeline.spans}
+    assert len(found) == len(timeline.spans)
+    return found
+
+
+def other_machine(seed, schedule=None):
+    """One plan on two machines at random: what the first one's trace makes of the second's seconds, and what is so."""
+    dice = random.Random(seed)
+    model, slower, world_size = random_model(dice), random_model(dice), dice.randint(2, 4)
+    cluster, other = random_cluster(dice, world_size), random_cluster(dice, world_size)
+    schedule = schedule or random_schedule(dice)
+    if schedule != "spdkfac" and schedule.factor_collective == "none":
+        # A step waits for the passes of all ranks, which is no message.
+        schedule = replace(schedule, factor_collective="all_reduce")
+    plan = make_plan(schedule, model, cluster, world_size)
+    keys = ("forward_s", "backward_s", "a_statistics_s", "g_statistics_s", "precondition_s")
+    layers = tuple(
+        replace(a, **{key: getattr(b, key) for key in keys}) for a, b in zip(model.layers, slower.layers, strict=True)
+    )
+    there = simulate(plan, replace(model, layers=layers), other)
+    return simulate(plan, model, cluster), there
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_simulations_trace_is_the_whole_graph(seed):
+    """Another simulator that gives the nodes other seconds comes to what ours says of such a machine."""
+    here, there = other_machine(seed)
+    for timeline in (here, there):
+        assert replayed(here, moments_us(timeline, attrgetter("duration_s"))) == moments_us(
+            timeline, attrgetter("start_s")
+        )
+
+
+def test_control_guessed_dependencies_are_those_of_one_machine():
+    wrong = 0
+    for seed in range(30):
+        here, there = other_machine(seed, "spdkfac")
+        guessed = replace(here, flows=())
+        seconds, starts = (moments_us(there, attrgetter(of)) for of in ("duration_s", "start_s"))
+        assert replayed(here, seconds) == starts
+        wrong += replayed(guessed, seconds) != starts
+    assert wrong > 15
 
 
 def test_long_timelines_are_written(tmp_path):
