@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from analysis import report
 from analysis.report import Baselines, breakdown_table, runs_table, timeline_table, timeline_tables, wide_table
 from analysis.runs import Run, load_runs, load_samples
 from kfac.timeline import Timeline
@@ -92,6 +93,18 @@ def test_each_run_is_compared_once_however_many_there_are(runs, monkeypatch):
     table = runs_table(many)
     assert len(looked) <= 2 * len(many)  # as a baseline and as a row
     assert column(table, "speed-up over dkfac")[-1] == pytest.approx(0.5 / 0.2)
+
+
+def test_the_baselines_iterations_are_resampled_once_for_all_runs(runs, monkeypatch):
+    """They are many, and so are the runs: for each one anew, 10,000 runs took minutes."""
+    sizes = []
+    real = report.resampled_medians
+    monkeypatch.setattr(report, "resampled_medians", lambda of, **options: sizes.append(len(of)) or real(of, **options))
+    many = [replace(run, seed=seed) for seed in range(10) for run in runs]
+    table = runs_table(many, samples_s=load_samples(runs)[0])
+    assert sizes.count(9 * 10) == 1  # of three runs with three iterations each, ten times
+    assert len(sizes) == 1 + 4 * 10  # and each run that has a baseline
+    assert len(set(column(table, "low of speed-up"))) == 5  # None for the one without
 
 
 def test_breakdown_table_has_every_kind(runs):
