@@ -15,8 +15,8 @@ COLUMNS = (
     Column("D-KFAC [ms]", ".1f", group="exposed FactorComm"),
     Column("SPD-KFAC [ms]", ".1f", group="exposed FactorComm"),
     Column("hidden", ".0%"),
-    Column("possible", ".0%"),
-    Column("of possible", ".0%"),
+    Column("possible (derived)", ".0%"),
+    Column("of possible (derived)", ".0%"),
 )
 
 
@@ -53,6 +53,7 @@ def table(context: Context) -> tuple[Table, Provenance, tuple[str, ...]]:
             continue
         share = (mean := sum(hidden) / len(hidden)) / (mean + exposed)
         name = f"{group.run.model}, {group.run.schedule}, {group.run.world_size} ranks"
+        provenance.add(f"{group.label}/measured/SPD-KFAC", exposed, "measured", **group.origin())
         provenance.add(f"{group.label}/measured/hidden", share, "measured", **group.origin())
         rows.append((name, "measured", None, 1e3 * exposed, share, None, None))
     notes = (
@@ -60,7 +61,8 @@ def table(context: Context) -> tuple[Table, Provenance, tuple[str, ...]]:
         "measured: of what an iteration's own timeline has.",
         "possible: if computing and communication did not disturb each other: what one channel can carry of the "
         "factors' messages, beside the gradients', between the first A factor and the end of the backward pass. Of a "
-        "row's own seconds; gradients as their elements take at the row's seconds per element.",
+        "row's own seconds; gradients as their elements take at the row's seconds per element. Derived: the passes and "
+        "statistics are the layers' of the model's profile, in which published seconds are spread over the layers.",
     )
     return Table("Factor communication hidden by SPD-KFAC", COLUMNS, tuple(rows), notes), provenance, tuple(warnings)
 
@@ -84,7 +86,18 @@ def _row(key: str, tag: str, provenance: Provenance) -> tuple[Cell, ...]:
     gradients_s = d_s * counts.parameters / (counts.a_elements + counts.g_elements)
     most, hidden = possible(key, d_s, gradients_s), 1 - spd_s / d_s
     of = [f"{path}/{a}" for a in ("SPD-KFAC", "D-KFAC")]
-    provenance.add(f"{path}/exposed", spd_s / d_s, tag.partition(" ")[0], ratio_of=of)
+    own = tag.partition(" ")[0]
+    provenance.add(f"{path}/exposed", spd_s / d_s, own, ratio_of=of)
+    provenance.add(f"{path}/hidden", hidden, own, one_minus=f"{path}/exposed")
+    profile = f"model profile {key}"
+    provenance.inputs[profile] = {
+        "file": f"kfac/planning/shipped/models/{key}.json",
+        "function": "paper_figures.overlap.possible",
+        "arguments": "seconds of D-KFAC in the same row; gradients: times parameters / elements of all factors",
+    }
+    provenance.add(f"{path}/possible", most, "derived", input=profile)
+    shares = [f"{path}/{name}" for name in ("hidden", "possible")]
+    provenance.add(f"{path}/of possible", hidden / most, "derived", ratio_of=shares)
     return (published.model(key).name, tag, 1e3 * d_s, 1e3 * spd_s, hidden, most, hidden / most)
 
 

@@ -56,8 +56,8 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     sizes = len({row["world_size"] for row in rows})
     note(
         figure,
-        f"Simulated: {len(rows)} instances, {len(models)} models, {len(fills)} inverse costs and {sizes} numbers of "
-        "ranks, which rise from left to right for each. Bar: the median; dashed: 10\N{NO-BREAK SPACE}%.",
+        f"Simulated: {len(rows)} instances of {len(models)} models, {len(fills)} inverse costs and {sizes} numbers of "
+        "ranks (rising from left to right). Bar: median; dashed: 10\N{NO-BREAK SPACE}%.",
     )
     return figure
 

@@ -14,10 +14,10 @@ from kfac.planning import (
     LinearCost,
     Placement,
     PolynomialCost,
-    placement_finish_s,
     placement_lower_bound_s,
     plan_placement,
 )
+from kfac.planning.placement import inverse_sequence, sequence_finish_s
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model, shipped_names
 from paper_figures import published
 
@@ -98,6 +98,16 @@ def placed(rule: str, dims: Sequence[int], world_size: int, costs: ClusterProfil
     return plan_placement(dims, world_size, costs, names.get(rule, rule))
 
 
+def plan_finish_s(placement: Placement, dims: Sequence[int], world_size: int, costs: ClusterProfile) -> float:
+    """When every rank has every inverse as a Plan has it done: all walk one sequence of inversions and broadcasts.
+
+    That is what the simulator says of the Plan. The placement by itself may promise less (LBP: up to 15 % on these
+    instances), since a broadcast waits there for nothing but the channel and its own inversion.
+    """
+    sequence = inverse_sequence(placement, dims, costs)
+    return sequence_finish_s(placement.owner, sequence, world_size, dims, costs, "as_ready")
+
+
 def row(model: str, fit: str, world_size: int) -> dict[str, Any]:
     """One instance: the bound, the finish of every rule, and the processor time of the search."""
     dims, costs = models()[model], cluster(inverse_costs()[fit], world_size)
@@ -106,7 +116,7 @@ def row(model: str, fit: str, world_size: int) -> dict[str, Any]:
         start = time.process_time()
         placement = placed(rule, dims, world_size, costs)
         planning_s = time.process_time() - start  # of the last one, which is ours
-        finish_s[rule] = placement_finish_s(placement, dims, costs)
+        finish_s[rule] = plan_finish_s(placement, dims, world_size, costs)
     bound_s = placement_lower_bound_s(dims, world_size, costs)
     return {
         "model": model,

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.image
+import numpy as np
 import pytest
 
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
@@ -66,7 +67,7 @@ def test_overlap_table_agrees_with_the_published_bars(out):
     for key, row in zip(published.model_keys(), found, strict=True):
         d, spd = (float(published.breakdown_s(key, a)["FactorComm"]) for a in ("D-KFAC", "SPD-KFAC"))
         assert float(row["hidden"]) == pytest.approx(1 - spd / d)
-        assert 0 < float(row["possible"]) <= 1
+        assert 0 < float(row["possible (derived)"]) <= 1
     (measured,) = (row for row in rows(out / "overlap.csv") if row["tag"] == "measured")
     assert float(measured["hidden"]) == pytest.approx(3 / 4)  # of every record's timeline: 3 hidden, 1 exposed
 
@@ -145,7 +146,9 @@ def test_every_number_leads_to_a_source_an_input_or_a_run(out, runs):
         assert data["numbers"]
         for path, number in data["numbers"].items():
             tag = number["tag"]
-            if "ratio_of" in number:
+            if "one_minus" in number:
+                assert number["value"] == pytest.approx(1 - data["numbers"][number["one_minus"]]["value"])
+            elif "ratio_of" in number:
                 top, bottom = (data["numbers"][p]["value"] for p in number["ratio_of"])
                 assert number["value"] == pytest.approx(top / bottom)
             elif tag == "published":
@@ -157,6 +160,37 @@ def test_every_number_leads_to_a_source_an_input_or_a_run(out, runs):
                 assert tag in ("simulated", "traced", "derived", "code", "measured")
                 assert number["input"] in data["inputs"], path
             assert tag in path or tag in ("measured", "traced") or name in ("models", "overlap")
+
+
+COUNTS = ("ranks", "batch/rank", "measured runs", "measured n")
+"""Columns that say what a row is of."""
+
+
+def cells_without_provenance(out, name):
+    """Numbers of a table, in its units or in thousandths of them, that its provenance does not know."""
+    known = [n["value"] for n in json.loads((out / f"{name}.provenance.json").read_text())["numbers"].values()]
+    known = np.array([value for value in known if value is not None], dtype=float)
+    lost = []
+    for row in rows(out / f"{name}.csv"):
+        for column, text in row.items():
+            try:
+                value = float(text)
+            except ValueError:
+                continue
+            if column not in COUNTS and not np.isclose(known[:, None] * [1, 1e3, 1e-6], value, rtol=1e-6).any():
+                lost.append((column, value))
+    return lost
+
+
+@pytest.mark.parametrize("name", [name for name, suffixes in FILES.items() if ".csv" in suffixes])
+def test_every_number_of_a_table_has_provenance(out, name, tmp_path):
+    assert cells_without_provenance(out, name) == []
+    for suffix in (".csv", ".provenance.json"):
+        (tmp_path / f"{name}{suffix}").write_text((out / f"{name}{suffix}").read_text())
+    data = json.loads((tmp_path / f"{name}.provenance.json").read_text())
+    half = dict(list(data["numbers"].items())[::2])
+    (tmp_path / f"{name}.provenance.json").write_text(json.dumps({**data, "numbers": half}))
+    assert cells_without_provenance(tmp_path, name), "a number that is not there is missed"
 
 
 def test_tables_say_published_simulated_and_measured(out):
