@@ -1,4 +1,7 @@
-"""What every simulation must obey, whatever its costs: checked on each result, apart from the loop that made it."""
+"""What every simulation must obey, whatever its costs: checked on each result, apart from the loop that made it.
+
+Checked is that the graph was carried out as it is. Whether it is the right graph, with the right costs, the tests say.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
     from kfac.simulation.events import Task
 
 _ROUNDING = 1e-9
-"""Relative to the end of all: what sums of thousands of floats may be off by; far below any cost."""
+"""Relative to the end of all and what messages burden: what sums of thousands of floats may be off by."""
 
 
 class ConservationError(RuntimeError):
@@ -91,7 +94,7 @@ def check_slowed_durations(
         k = bisect_right(starts, moment)
         return (busy_s[k] - max(0.0, sent[k - 1][1] - moment) if k else 0.0), k
 
-    tolerance = _ROUNDING * max((end for _, end in times), default=0.0)
+    tolerance = _ROUNDING * (max((end for _, end in times), default=0.0) + burden_s[-1])
     for task, (start_s, end_s) in zip(tasks, times, strict=True):
         least = most = task.duration_s
         if task.resources and channel not in task.resources:

@@ -4,15 +4,19 @@ A collective takes its seconds whatever the ranks compute meanwhile, but it take
 and the bus from them: computing goes on at a part of its speed, and loses what the collective costs by itself
 (:attr:`~kfac.simulation.events.Task.burden_s`). As both are the same for all tasks, one clock of *work done* serves all
 of them: it runs slower than the other while the channel is busy, and is set back when a collective starts.
+
+Unlike the ideal simulation this one is not monotone in every cost, nor is what it describes: a collective that has to
+wait longer may find less computing to disturb, so that dearer work before it can let everything end earlier.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Collection, Hashable, Sequence
 
 from kfac.simulation.conservation import check_slowed_durations, check_times
-from kfac.simulation.events import Task, dependencies
+from kfac.simulation.events import Task, check_tasks, dependencies
 
 
 def run_slowed(
@@ -31,18 +35,18 @@ def run_slowed(
         slowdown: the part of their speed that the others lose meanwhile, from 0 to 1.
 
     Raises:
-        ValueError: for a resource that serves in another order, a slowdown outside its range, a negative duration or
-            burden, a burden of what is not of the channel, or if tasks wait for each other in a circle.
+        ValueError: for a resource that serves in another order or is named twice by a task, a slowdown outside its
+            range, a duration or burden that is negative or not finite, a burden of what is not of the channel, or if
+            tasks wait for each other in a circle.
         ConservationError: if the result breaks a law (see :mod:`kfac.simulation.conservation`); never seen.
     """
     if not 0 <= slowdown <= 1:
         raise ValueError(f"slowdown={slowdown!r} is a part of the speed, from 0 to 1")
+    check_tasks(tasks)
     for task in tasks:
-        if not task.duration_s >= 0:
-            raise ValueError(f"task {task.name!r}: duration {task.duration_s!r} is not a number of seconds >= 0")
         if any(resource not in in_order for resource in task.resources):
             raise ValueError(f"task {task.name!r}: where tasks slow others every resource serves in the list's order")
-        if not task.burden_s >= 0 or (task.burden_s and channel not in task.resources):
+        if not 0 <= task.burden_s < math.inf or (task.burden_s and channel not in task.resources):
             raise ValueError(
                 f"task {task.name!r}: burden {task.burden_s!r} is no number of seconds >= 0 of the channel's"
             )

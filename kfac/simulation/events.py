@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
@@ -42,12 +43,11 @@ def run_tasks(tasks: Sequence[Task], in_order: Collection[Hashable] = ()) -> lis
     resources are all free starts. Nothing is ever preempted.
 
     Raises:
-        ValueError: for a negative duration, or if tasks wait for each other in a circle.
+        ValueError: for a duration that is negative or not finite, a resource that a task names twice, or if tasks wait
+            for each other in a circle.
         ConservationError: if the result breaks a law (see :mod:`kfac.simulation.conservation`); never seen.
     """
-    for task in tasks:
-        if not task.duration_s >= 0:
-            raise ValueError(f"task {task.name!r}: duration {task.duration_s!r} is not a number of seconds >= 0")
+    check_tasks(tasks)
     waits_for, releases = dependencies(tasks, in_order)
     times: list[tuple[float, float] | None] = [None] * len(tasks)
     busy: set[Hashable] = set()
@@ -84,6 +84,19 @@ def run_tasks(tasks: Sequence[Task], in_order: Collection[Hashable] = ()) -> lis
     check_times(tasks, found, in_order)
     check_durations(tasks, found)
     return found
+
+
+def check_tasks(tasks: Sequence[Task]) -> None:
+    """Whether the numbers and resources of tasks make sense.
+
+    Raises:
+        ValueError: for a duration that is negative or not finite, or a resource that a task names twice.
+    """
+    for task in tasks:
+        if not 0 <= task.duration_s < math.inf:
+            raise ValueError(f"task {task.name!r}: duration {task.duration_s!r} is not a number of seconds >= 0")
+        if len(task.resources) > 1 and len(set(task.resources)) < len(task.resources):
+            raise ValueError(f"task {task.name!r} names a resource twice: {task.resources}")
 
 
 def critical_path(

@@ -110,6 +110,44 @@ def test_faults_of_the_loops_end_them(fault, monkeypatch):
         run_slowed(tasks, ORDER, "channel", 0.5)
 
 
+class Fickle(Task):
+    """A task that is longer each time that somebody asks."""
+
+    @property
+    def duration_s(self):
+        asked[0] += 1
+        return asked[0]
+
+    @duration_s.setter
+    def duration_s(self, _):
+        pass
+
+
+asked = [0]
+
+
+def test_tasks_that_do_not_take_their_time_end_the_simulation():
+    with pytest.raises(ConservationError, match=r"'fickle' ran from 0.0 to .* s, but takes"):
+        run_tasks([_fickle()], ORDER)
+    with pytest.raises(ConservationError, match=r"'fickle' ran from 0.0 to .* s, but takes"):
+        run_slowed([_fickle()], ORDER, "channel", 0.5)
+
+
+def _fickle():
+    task = object.__new__(Fickle)
+    for key, value in (("name", "fickle"), ("resources", ("x",)), ("after", ()), ("priority", 0), ("burden_s", 0.0)):
+        object.__setattr__(task, key, value)
+    return task
+
+
+def test_burdens_far_greater_than_all_work_raise_no_alarm():
+    """The clock of work is set back by them, and remembers less of what is small."""
+    for burden_s in (1e3, 1e9, 1e12):
+        tasks = [Task("work", 0.1, ("x",)), Task("m", 0.3, ("channel",), burden_s=burden_s), Task("more", 0.7, ("x",))]
+        for slowdown in (0.0, 0.3, 1.0):
+            run_slowed(tasks, ORDER, "channel", slowdown)
+
+
 def test_clocks_that_run_wrong_end_a_simulation(monkeypatch):
     tasks = [Task("work", 8, ("x",)), Task("m", 2, ("channel",))]
     real = contention._next
@@ -127,6 +165,21 @@ def test_simulations_of_an_iteration_are_checked(monkeypatch):
     monkeypatch.setattr(events, "dependencies", lambda tasks, _: real_dependencies([*tasks[:-1], Task("", 0)], ()))
     with pytest.raises(ConservationError):
         simulate(plan, model, cluster)
+
+
+def test_what_waits_longer_may_disturb_less():
+    """Why only ideal simulations are monotone in every cost: the message begins with the work, or when it is done."""
+    tasks = [
+        Task("before", 1, ("z",)),
+        Task("message", 0.2, ("channel",), (0,), burden_s=1),
+        Task("work", 1.4, ("x",)),
+    ]
+    order = ("x", "z", "channel")
+    dearer = [replace(tasks[0], duration_s=1.5), *tasks[1:]]
+    ends = [max(end for _, end in run_slowed(some, order, "channel", 0.0)) for some in (tasks, dearer)]
+    assert ends == pytest.approx([2.4, 1.7])
+    ideal = [max(end for _, end in run_tasks(some, order)) for some in (tasks, dearer)]
+    assert ideal == pytest.approx([1.4, 1.7])
 
 
 def test_the_joint_program_and_the_simulator_agree_to_the_last_bit():

@@ -107,6 +107,10 @@ def test_in_order_graphs_take_longer_when_any_task_does():
         slower = [*tasks]
         slower[k] = Task(tasks[k].name, tasks[k].duration_s + 3, tasks[k].resources, tasks[k].after)
         assert all(late >= early for late, early in zip(run_tasks(slower, order), before, strict=True))
+        # Sums and maxima of floats are monotone, too, to the last bit.
+        tasks = [replace(task, duration_s=dice.random()) for task in tasks]
+        slower = [replace(task, duration_s=task.duration_s + (i == k) * dice.random()) for i, task in enumerate(tasks)]
+        assert all(a <= b for a, b in zip(run_tasks(tasks, order), run_tasks(slower, order), strict=True))
 
 
 def test_the_critical_path_alone_decides_when_all_ends():
@@ -140,6 +144,9 @@ def test_circles_and_impossible_durations_are_errors():
         run_tasks([Task("a", 1, after=(1,)), Task("b", 1, after=(0,)), Task("c", 1)])
     with pytest.raises(ValueError, match="circle"):
         run_tasks([Task("a", 1, ("x",), (1,)), Task("b", 1, ("x",))], {"x"})
-    for duration in (-1.0, float("nan")):
+    for duration in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="duration"):
             run_tasks([Task("a", duration)])
+    for order in ((), ("x",)):
+        with pytest.raises(ValueError, match="'a' names a resource twice"):
+            run_tasks([Task("a", 1, ("x", "x"))], order)
