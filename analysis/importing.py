@@ -185,8 +185,10 @@ def import_run(
         the record's folder.
 
     Raises:
-        ValueError: if there is a record already, a column is not there, or a number is none.
+        ValueError: if there is a record already, a column is not there, a number is none, or a name leads elsewhere.
     """
+    if Path(run.id).name != run.id or run.id in ("", ".", ".."):
+        raise ValueError(f"its id {run.id!r} is no name of a folder")
     path = folder / run.id
     if (path / "run.json").exists():
         raise ValueError(f"{path} holds a record already: remove it, or import into another folder")
@@ -194,14 +196,13 @@ def import_run(
     rows = rows_of(run.history, columns or {})
     ours = "run.json" in run.files
     if ours:
-        with suppress(ValueError):
-            saved = json.loads(run.files["run.json"])
+        with suppress(ValueError, RecursionError):
+            saved, settings = (_object(run.files.get(name, b"{}")) for name in ("run.json", "config.json"))
             if saved.get("status") == RUNNING:  # saved before the run's end, of which W&B knows
                 saved |= {"status": run.status, "finished": head["finished"]}
-            head = {**saved, "imported": head["imported"]}
-            config = json.loads(run.files["config.json"])
+            head, config = {**saved, "imported": head["imported"]}, settings
     for name, content in run.files.items():
-        if name not in ("run.json", "config.json") and ".." not in Path(name).parts:
+        if name not in ("run.json", "config.json") and _stays(name):
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             (path / name).write_bytes(content)
     write_text(path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -211,6 +212,18 @@ def import_run(
     if not (path / "summary.json").exists() and head["status"] == FINISHED:
         write_json(path / "summary.json", summarise(RunRecord.load(path), config["warmup"]))
     return path
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    found = json.loads(content)
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object")
+    return found
+
+
+def _stays(name: str) -> bool:
+    """Whether a file of this name lies in the record, wherever its name comes from."""
+    return ".." not in Path(name).parts and not Path(name).is_absolute() and name not in ("", ".")
 
 
 def rows_of(history: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -234,9 +247,10 @@ def rows_of(history: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) ->
     rows: list[dict[str, Any]] = []
     stamps: list[tuple[int, float]] = []
     for row in history:
-        if not isinstance(row.get(axis), (int, float)):
+        value = row.get(axis)
+        if not isinstance(value, (int, float)) or not abs(value) < math.inf:
             continue
-        number = int(row[axis])
+        number = int(value)
         for kind in ("train", "eval"):
             found = {
                 ours.partition(".")[2]: _number(row[name])
@@ -300,7 +314,7 @@ def _fact(name: str, run: ForeignRun, given: Mapping[str, str]) -> Any:
         return str(value)
     try:
         return int(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{run.id}: {name}={value!r} is no whole number") from error
 
 

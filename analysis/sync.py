@@ -22,9 +22,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from analysis.runs import find_records
 from analysis.tables import Column, Table
 from analysis.wandb_state import Difference, Stored, Target, difference, read_stored
-from experiments.records import RUNNING, RunRecord, find_records, now, write_json
+from experiments.records import RUNNING, RunRecord, now, write_json
 from experiments.tracking.facts import KILLED, RunFacts
 from experiments.tracking.interface import WHEN
 from experiments.tracking.settings import ONLINE, TrackingSettings
@@ -36,11 +37,12 @@ logger = logging.getLogger(__name__)
 LEDGER = "sync.json"
 """In a record's ``wandb`` folder: by server and run, what has been verified."""
 FRAGMENTS = "offline-run-*"
-COMPLETE, UP_TO_DATE, INCOMPLETE, UNREACHABLE, LIVE = (
+COMPLETE, UP_TO_DATE, INCOMPLETE, UNREACHABLE, DAMAGED, LIVE = (
     "complete",
     "up to date",
     "INCOMPLETE",
     "NOT REACHED",
+    "DAMAGED",
     "still running",
 )
 GOOD = (COMPLETE, UP_TO_DATE, LIVE)
@@ -73,7 +75,8 @@ class Outcome:
     Args:
         run: its directory.
         target: where it lies in W&B.
-        result: one of :data:`COMPLETE`, :data:`UP_TO_DATE`, :data:`INCOMPLETE`, :data:`UNREACHABLE`, :data:`LIVE`.
+        result: one of :data:`COMPLETE`, :data:`UP_TO_DATE`, :data:`INCOMPLETE`, :data:`UNREACHABLE`,
+            :data:`DAMAGED`, :data:`LIVE`.
         rows, files, traces: verified to be there.
         missing: what is not, in words.
         url: for people.
@@ -108,8 +111,14 @@ def sync(
         ValueError: if W&B's key is missing or wrong.
     """
     outcomes = []
-    for record in (record for root in roots for record in find_records(root)):
-        outcomes.append(sync_run(record, options))
+    for path in (path for root in roots for path in find_records(root)):
+        try:
+            record = RunRecord.load(path)
+            record.read("config.json")
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            outcomes.append(Outcome(run=path, target="", result=DAMAGED, missing=f"everything: {error}"))
+        else:
+            outcomes.append(sync_run(record, options))
         tell(outcomes[-1])
     return outcomes
 

@@ -137,6 +137,40 @@ def test_mistakes_name_the_column_and_the_choices(tmp_path):
     assert main(["import", str(tmp_path), "--column", "x"]) == 2
 
 
+@pytest.mark.parametrize("name", ["../up", "/tmp/abs", "a/b", "..", ".", ""])
+def test_an_id_that_leads_elsewhere_is_no_folder(tmp_path, name):
+    run = ForeignRun("x", name, "n", "", "", {}, [], {}, "finished", "")
+    with pytest.raises(ValueError, match="is no name of a folder"):
+        import_run(run, tmp_path / "in")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_a_run_stay_in_its_record(tmp_path):
+    outside = tmp_path / "outside.txt"
+    files = {"../../outside.txt": b"1", str(outside): b"2", "..": b"3", "fine/x.txt": b"4"}
+    path = import_run(ForeignRun("x", "id", "n", "", "", {}, [], {}, "failed", "", files), tmp_path / "in")
+    assert not outside.exists()
+    assert [p.name for p in tmp_path.rglob("*.txt")] == ["x.txt"]
+    assert (path / "fine" / "x.txt").read_bytes() == b"4"
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b"3", b"{", b"\xff", b"[" * 100_000], ids=["list", "number", "cut", "no-text", "deep"]
+)
+@pytest.mark.parametrize("file", ["run.json", "config.json"])
+def test_a_record_saved_in_pieces_is_imported_as_anybody_elses_run(tmp_path, file, content):
+    files = {"run.json": b'{"status": "finished", "schedule": "theirs"}', "config.json": b"{}"} | {file: content}
+    history = [{"_step": 0, "loss": 1.0, "iter_time": 0.5}]
+    run = ForeignRun("x", "id", "n", "", "", {"schedule": "ours", "model": "m"}, history, {}, "finished", "", files)
+    found = load_run(import_run(run, tmp_path))
+    assert (found.schedule, found.model, found.iterations) == ("ours", "m", 1)
+
+
+def test_steps_that_are_no_numbers_are_left_out():
+    history = [{"_step": step, "loss": 1.0, "iter_time": 0.1} for step in (float("nan"), float("inf"), "x", None, 2)]
+    assert [row["iter"] for row in rows_of(history, {})] == [2]
+
+
 # ---------------------------------------------------------------- the format of the files
 
 

@@ -189,6 +189,17 @@ def test_a_server_that_refuses_for_now_is_asked_again(tmp_path, server, monkeypa
     assert pauses == [0.1, 0.2]
 
 
+def test_a_damaged_record_is_named_and_does_not_hold_up_the_others(tmp_path, server, capsys):
+    good, bad = (offline_run(tmp_path, run_id=name) for name in ("good", "bad"))
+    worse = offline_run(tmp_path, run_id="worse")
+    (bad.path / "run.json").write_text("{")
+    (worse.path / "config.json").write_text("{")
+    assert main(["sync", str(tmp_path), "--format", "json", "--timeout", "30"]) == 1
+    rows = {row["run"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert [rows[r.path.name]["result"] for r in (good, bad, worse)] == ["complete", "DAMAGED", "DAMAGED"]
+    assert "no run record in" in rows[bad.path.name]["missing"]
+
+
 def test_nothing_to_sync_is_an_error(tmp_path, wandb_client, capsys):
     assert main(["sync", str(tmp_path)]) == 1
     assert "no run records below" in capsys.readouterr().err
