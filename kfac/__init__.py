@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kfac.communication import CommunicationError
     from kfac.config import KFACConfig
+    from kfac.inversion import FactorInversionError
     from kfac.planning import ScheduleConfig
     from kfac.preconditioner import KFAC, NonFiniteError
     from kfac.schedules import make_plan
@@ -17,10 +19,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["KFAC", "KFACConfig", "NonFiniteError", "ScheduleConfig", "Timeline", "make_plan"]
+__all__ = [
+    "KFAC",
+    "CommunicationError",
+    "FactorInversionError",
+    "KFACConfig",
+    "NonFiniteError",
+    "ScheduleConfig",
+    "Timeline",
+    "make_plan",
+]
 
 _HOME = {
     "KFAC": "kfac.preconditioner",
+    "CommunicationError": "kfac.communication",
+    "FactorInversionError": "kfac.inversion",
     "KFACConfig": "kfac.config",
     "NonFiniteError": "kfac.preconditioner",
     "ScheduleConfig": "kfac.planning",

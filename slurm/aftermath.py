@@ -29,7 +29,7 @@ from slurm.site import Site
 
 logger = logging.getLogger(__name__)
 
-HOPELESS = ("ConfigError", "NonFiniteError")
+HOPELESS = ("ConfigError", "NonFiniteError", "FactorInversionError")
 STOPPED = (128 + 12, 128 + 15, -12, -15)
 """Ended by SIGUSR2 or SIGTERM itself: asked to stop before it could listen."""
 MANIFEST_WAIT_S = 30.0

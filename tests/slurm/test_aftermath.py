@@ -40,7 +40,7 @@ def test_bounded_retries(history, retries, again):
     assert goes_on(attempts(*history), retries) == again
 
 
-@pytest.mark.parametrize("error", ["ConfigError", "NonFiniteError"])
+@pytest.mark.parametrize("error", ["ConfigError", "NonFiniteError", "FactorInversionError"])
 def test_what_would_fail_again_is_not_tried_again(error):
     assert not goes_on(attempts(("failed", 10)), 5, error)
 
