@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.runs import Run
@@ -41,24 +41,41 @@ def _same(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def with_differing_options(table: Table, runs: Sequence[Run]) -> Table:
+@dataclass(frozen=True)
+class Choice:
+    """The options that differ between runs.
+
+    Args:
+        keys: theirs, as :func:`differing_options` orders them.
+        cells: of each run, one per key.
+    """
+
+    keys: Sequence[str]
+    cells: Sequence[tuple[Cell, ...]]
+
+
+def differing_cells(runs: Sequence[Run]) -> Choice:
+    """What :func:`with_differing_options` shows."""
+    options = [_options(run) for run in runs]
+    keys = _differing(options)
+    return Choice(keys, [tuple(_cell(of[key]) if key in of else None for key in keys) for of in options])
+
+
+def with_differing_options(table: Table, runs: Sequence[Run], choice: Choice | None = None) -> Table:
     """The table with a column for each of :func:`differing_options`.
 
     Args:
         table: one row per run, in the order of ``runs``.
         runs: the rows' runs.
+        choice: :func:`differing_cells` of the runs, where it is known.
 
     Raises:
         ValueError: if there are more rows than runs, or fewer.
     """
-    options = [_options(run) for run in runs]
-    keys = _differing(options)
+    choice = choice or differing_cells(runs)
     place = 1 + [column.title for column in table.columns].index(AFTER)
-    rows = []
-    for row, of_run in zip(table.rows, options, strict=True):
-        cells = tuple(_cell(of_run[key]) if key in of_run else None for key in keys)
-        rows.append((*row[:place], *cells, *row[place:]))
-    columns = (*table.columns[:place], *map(Column, keys), *table.columns[place:])
+    rows = [(*row[:place], *cells, *row[place:]) for row, cells in zip(table.rows, choice.cells, strict=True)]
+    columns = (*table.columns[:place], *map(Column, choice.keys), *table.columns[place:])
     return replace(table, columns=columns, rows=tuple(rows))
 
 

@@ -12,6 +12,9 @@ from analysis.columns import check_columns, for_page, with_columns
 from analysis.export import TEXTS, check_suffix, write_tables
 from analysis.tables import STYLES, Table, for_screen, printable
 
+FOR_PROGRAMS = ("csv", "json", "parquet")
+"""Formats that hold one table, with all columns there are."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -51,6 +54,11 @@ def checked(options: argparse.Namespace) -> argparse.Namespace:
     return options
 
 
+def style_of(options: argparse.Namespace) -> str:
+    """How tables are written: one of the formats, or ``parquet``."""
+    return str(options.format) if options.output is None else TEXTS.get(options.output.suffix, "parquet")
+
+
 def give(answer: Answer, options: argparse.Namespace) -> int:
     """Print or write it; returns the exit status.
 
@@ -66,7 +74,7 @@ def give(answer: Answer, options: argparse.Namespace) -> int:
             write_tables(answer.tables, data, options.output)
             sys.stdout.write(f"{options.output}\n")
         else:
-            show([data] if options.format in ("csv", "json") else answer.tables, options.format)
+            show([data] if options.format in FOR_PROGRAMS else answer.tables, options.format)
     sys.stdout.write("".join(f"{path}\n" for path in answer.written))
     return 0
 
@@ -76,7 +84,6 @@ def _with_columns(answer: Answer, options: argparse.Namespace) -> Answer:
     if not answer.tables:
         return answer
     wanted = [name.strip() for name in (options.columns or "").split(",") if name.strip()]
-    style = options.format if options.output is None else TEXTS.get(options.output.suffix, "")
     if wanted:
         data = answer.data or answer.tables[0]
         check_columns([*answer.tables, data], wanted)
@@ -86,7 +93,7 @@ def _with_columns(answer: Answer, options: argparse.Namespace) -> Answer:
         shown = {column.full_title for table in slim for column in table.columns}
         more = any(column.full_title not in shown for column in slim_data.columns)
         answer = replace(answer, tables=[slim_data] if more else slim, data=slim_data)
-    if style != "latex":
+    if style_of(options) != "latex":
         return answer
     printed = [for_page(table) for table in answer.tables]
     faults = [fault for _, fault in printed if fault]

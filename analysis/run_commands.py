@@ -9,8 +9,8 @@ from pathlib import Path
 from analysis.comparison import Comparison, group
 from analysis.comparison_tables import groups_breakdown_table, scaling_table
 from analysis.export import ROWS, iterations_data, runs_data, spans_data
-from analysis.options import with_differing_options
-from analysis.output import Answer, add_output, checked, give
+from analysis.options import differing_cells, with_differing_options
+from analysis.output import FOR_PROGRAMS, Answer, add_output, checked, give, style_of
 from analysis.pairs import ENOUGH_RUNS, pair_up, pairs_table
 from analysis.report import BASELINE, breakdown_table, runs_table, wide_table
 from analysis.runs import Problem, Run, load_runs, load_samples, paper_order
@@ -62,7 +62,8 @@ def table_of_runs(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> 
     shown, runs, problems = read(options)
     samples_s, damaged = load_samples(runs) if options.intervals else (None, [])
     tables = [runs_table(shown, options.baseline, among=runs, samples_s=samples_s), breakdown_table(shown)]
-    tables = [with_differing_options(table, shown) for table in tables]
+    choice = differing_cells(shown)
+    tables = [with_differing_options(table, shown, choice) for table in tables]
     warnings = [str(problem) for problem in (*problems, *damaged)]
     return give(Answer(tables, wide_table(tables), warnings), options)
 
@@ -160,12 +161,13 @@ def export(arguments: Sequence[str]) -> int:
     shown, runs, problems = read(options)
     damaged: list[Problem] = []
     if options.rows == "runs":
-        # People are shown the columns that tell the runs apart; programs get all there are.
-        tables = [
-            with_differing_options(runs_table(shown, options.baseline, among=runs), shown),
-            breakdown_table(shown),
-        ]
-        data = runs_data(shown, options.baseline, runs)
+        # Programs get all columns there are; people are shown those that tell the runs apart, unless they ask for more.
+        for_people = style_of(options) not in FOR_PROGRAMS
+        data = runs_data(shown, options.baseline, runs) if options.columns or not for_people else None
+        tables = [data] if data is not None else []
+        if for_people:
+            speeds = runs_table(shown, options.baseline, among=runs)
+            tables = [with_differing_options(speeds, shown), breakdown_table(shown)]
     else:
         data, damaged = (iterations_data if options.rows == "iterations" else spans_data)(shown)
         tables = [data]
