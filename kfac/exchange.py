@@ -159,7 +159,9 @@ class FactorExchange:
                 totals.update(zip(message.items, triangles, strict=True))
         numbers = summary.tolist()
         count = len(self._plan.factors)
-        self._bad.update(i for i in range(count) if not math.isfinite(numbers[count + i]))
+        # What is finite here may overflow on the wire, as a float64 in bfloat16; half, since sums are rounded there.
+        limit = torch.finfo(self._dtype).max / 2
+        self._bad.update(i for i in range(count) if not abs(numbers[count + i]) < limit)
         return {i: Sums(totals.pop(i, None), numbers[i], numbers[count + i]) for i in range(count)}
 
     def fault(self) -> str | None:
@@ -180,7 +182,8 @@ class FactorExchange:
         ranks = [rank for rank, flag in enumerate(self._communicator.all_gather_object(guilty)) if flag]
         names = [f"{self._plan.factors[i].side} of {self._plan.factors[i].layer}" for i in sorted(bad)]
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        where = f"rank(s) {', '.join(map(str, ranks))}" if ranks else "the sum over the ranks (overflow)"
+        name = str(self._dtype).removeprefix("torch.")
+        where = f"rank(s) {', '.join(map(str, ranks))}" if ranks else f"the sum over the ranks (overflow of {name})"
         return f"the statistics of {shown} are not finite on {where}"
 
 
