@@ -320,6 +320,9 @@ class Training:
         """What a finished run leaves, in place of its checkpoints: the model, the summary, the pictures."""
         if self.replanner and not self.replanner.done:
             note_undecided(self.record, self.learner.preconditioner)
+        if skipped := self.learner.preconditioner.skipped_steps:
+            text = "%d of %d steps were skipped, because statistics or gradients were not finite (kfac.nonfinite=skip)"
+            logger.warning(text, skipped, self.iterations)
         state = self.learner.model.state_dict()
         patiently(lambda: save_tensors(self.record.path / "model.pt", state), "saving the model")
         try:

@@ -13,6 +13,12 @@ from kfac.loss_scale import LossScale
 logger = logging.getLogger(__name__)
 
 
+REMEDY = (
+    "look for what has exploded there (the learning rate, the loss, that rank's data); "
+    "KFACConfig.nonfinite='skip' leaves such steps out"
+)
+
+
 class NonFiniteError(RuntimeError):
     """A factor's statistic or a gradient is NaN or infinite; raised on every rank, the state is as before the step."""
 
@@ -62,7 +68,7 @@ def refuse(fault: str, nonfinite: str, parameters: Sequence[nn.Parameter]) -> No
         NonFiniteError: if ``nonfinite`` is ``raise``.
     """
     if nonfinite == "raise":
-        raise NonFiniteError(fault)
+        raise NonFiniteError(f"{fault}: {REMEDY}")
     logger.warning("%s; the step is skipped", fault)
     for parameter in parameters:
         parameter.grad = None
