@@ -58,6 +58,7 @@ class Prediction:
             overlapped, and the greater of both, as if everything did.
         components: seconds of each of :data:`COMPONENTS`, measured and predicted.
         calibrated: whether it was used to calibrate.
+        rounds_s: measured seconds of each round.
     """
 
     workload: str
@@ -72,6 +73,7 @@ class Prediction:
     overlap_s: float
     components: Mapping[str, tuple[float, float]]
     calibrated: bool
+    rounds_s: tuple[float, ...] = ()
 
     @property
     def error(self) -> float:
@@ -220,6 +222,7 @@ def predictions(results: Sequence[Result]) -> list[Prediction]:
                     overlap_s=max(computing_s, messages_s) + rest_s,
                     components=_components(measured["exposed_s"], timeline.breakdown_s()),
                     calibrated=calibrates(*part, variant),
+                    rounds_s=tuple(measured["seconds"]),
                 )
             )
     return found

@@ -50,6 +50,7 @@ class Quality:
         noise: the median noise.
         components: by component the median absolute relative error, the 95th percentile, and of how many.
         tau: the least of Kendall's rank correlations of the parts, and their median.
+        halves: the same of the two halves of each part's rounds (every other one), as far as they are known.
         pairs: of pairs of one part that differ by more than so many times the sum of both noises, how many are in the
             right order, and how many there are.
     """
@@ -63,6 +64,7 @@ class Quality:
     noise: float
     components: Mapping[str, tuple[float, float, int]]
     tau: tuple[float, float]
+    halves: tuple[float, float] | None
     pairs: Mapping[int, tuple[int, int]]
 
 
@@ -84,11 +86,10 @@ def quality(found: Sequence[Prediction]) -> Quality:
     parts: dict[tuple[str, int, str], list[Prediction]] = {}
     for one in tested:
         parts.setdefault(one.part, []).append(one)
-    taus = [
-        float(kendalltau([one.measured_s for one in part], [one.predicted_s for one in part]).statistic)
-        for part in parts.values()
-        if len(part) > 2
-    ]
+    several = [part for part in parts.values() if len(part) > 2]
+    taus = [_tau([one.measured_s for one in part], [one.predicted_s for one in part]) for part in several]
+    rounds = [part for part in several if all(len(one.rounds_s) > 1 for one in part)]
+    agree = [_tau(*([median(one.rounds_s[half::2]) for one in part] for half in (0, 1))) for part in rounds]
 
     def median_error(seconds: Callable[[Prediction], float]) -> float:
         return median(abs(seconds(one) / one.measured_s - 1) for one in tested)
@@ -107,8 +108,13 @@ def quality(found: Sequence[Prediction]) -> Quality:
         noise=median(one.noise for one in tested),
         components=components,
         tau=(min(taus, default=1.0), median(taus) if taus else 1.0),
+        halves=(min(agree), median(agree)) if agree else None,
         pairs={times: _in_order(list(parts.values()), times) for times in (2, 1, 0)},
     )
+
+
+def _tau(a: Sequence[float], b: Sequence[float]) -> float:
+    return float(kendalltau(a, b).statistic)
 
 
 def _in_order(parts: Sequence[Sequence[Prediction]], times: int) -> tuple[int, int]:
@@ -174,6 +180,9 @@ def _goals(found: Sequence[Prediction], where: str) -> str:
         f"{name} {error:.0%} ({worse:.0%}) of {count}" for name, (error, worse, count) in q.components.items() if count
     )
     worst = max((error for error, _, count in q.components.values() if count), default=0.0)
+    halves = (
+        f"; one half of the rounds against the other: {q.halves[1]:.2f}, {q.halves[0]:.2f} at least" if q.halves else ""
+    )
     others = " and ".join(
         f"{100 * a / max(1, b):.3g}% of {b} {which}"
         for which, (a, b) in (("from the sum on", q.pairs[1]), ("in all", q.pairs[0]))
@@ -185,7 +194,7 @@ def _goals(found: Sequence[Prediction], where: str) -> str:
         f"- Components that are at least {LEAST_SHARE:.0%} of an iteration, median error (95th percentile): {parts} "
         f"(goal {GOAL_COMPONENT:.0%} in the median: {met(worst <= GOAL_COMPONENT)}).",
         f"- Order of the variants of a part: Kendall's tau {q.tau[1]:.2f} in the median, {q.tau[0]:.2f} at least "
-        f"(goal {GOAL_TAU}: {met(q.tau[1] >= GOAL_TAU)}).",
+        f"(goal {GOAL_TAU}: {met(q.tau[1] >= GOAL_TAU)}){halves}.",
         f"- Of {clear} pairs that differ by more than twice the sum of their noises {right} are in the right order "
         f"({right / max(1, clear):.0%}, goal {GOAL_WINNERS:.0%}: {met(right >= GOAL_WINNERS * clear)}); {others}.",
     ]

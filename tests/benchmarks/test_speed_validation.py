@@ -267,6 +267,13 @@ def test_quality_by_hand():
     ]
     q = quality(found)
     assert (q.count, q.bias, q.median) == (3, pytest.approx(-0.02), pytest.approx(0.02))
+    assert q.halves is None
+    again = [
+        replace(one, rounds_s=rounds)
+        for one, rounds in zip(found, ((1, 2, 3), (2, 1, 2), (9, 3, 9), (1,)), strict=True)
+    ]
+    # Medians 2, 2, 9 against 2, 1, 3: two pairs agree, one is even in the first half.
+    assert quality(again).halves == pytest.approx((2 / 6**0.5, 2 / 6**0.5))
     assert q.with_sgd == pytest.approx((0.02 + 0.06 / 1.1) / 2)
     assert q.simple == pytest.approx(
         {"without interference": 0.02, "nothing overlaps": 0.06 / 1.1, "everything overlaps": 0.06 / 1.1}

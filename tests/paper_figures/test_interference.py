@@ -119,3 +119,55 @@ def test_levels_with_interference_rise_to_the_iteration():
     assert sum(found.exposed_s.values()) == pytest.approx(found.iteration_s)
     assert found.iteration_s == pytest.approx(float(published.iteration_s("resnet50", "SPD-KFAC")), rel=1e-4)
     assert found.plan == simulated.simulated("resnet50", interference.AS_RUN).plan
+
+
+def numbers_of(value, path=""):
+    """Every number of nested values, by its path."""
+    if isinstance(value, dict):
+        return {k: n for key, inner in value.items() for k, n in numbers_of(inner, f"{path}/{key}").items()}
+    if isinstance(value, list):
+        return {k: n for i, inner in enumerate(value) for k, n in numbers_of(inner, f"{path}/{i}").items()}
+    return {path: float(value)} if isinstance(value, int | float) else {}
+
+
+def test_the_command_writes_what_is_committed(tmp_path):
+    """All of it, what was tried and left included; to four digits, as solvers differ in the last ones."""
+    interference.main(["--out", str(tmp_path)])
+    written = json.loads((tmp_path / interference.PATH.name).read_text())
+    found, committed = numbers_of(written), numbers_of(RECORD)
+    assert found.keys() == committed.keys()
+    assert len([path for path in found if path.startswith("/candidates")]) > 50
+    wrong = [path for path in found if found[path] != pytest.approx(committed[path], rel=1e-3, abs=2e-4)]
+    assert wrong == []
+    assert written["fitted_to"] == RECORD["fitted_to"]
+    assert list(written["candidates"]) == list(RECORD["candidates"])
+    for key in KEYS:
+        path = tmp_path / interference.PROFILES.name / f"paper64-{key}.json"
+        own, theirs = (
+            numbers_of(json.loads((p / path.name).read_text())) for p in (path.parent, interference.PROFILES)
+        )
+        assert own == pytest.approx(theirs, rel=1e-3)
+
+
+def test_the_page_says_what_the_record_says():
+    """The table of what was tried: each line's numbers are one candidate's, and all candidates are there."""
+    page = (interference.PATH.parent.parent / "docs" / "reproduction.md").read_text()
+    table = page.partition("| variant | slowdown | mean |")[2].partition("\n\n")[0].splitlines()[2:]
+    said = sorted(tuple(cell.strip() for cell in line.strip("|").split("|")[1:]) for line in table)
+    recorded = sorted(
+        (
+            f"{of['slowdown']:.2f}".replace("0.00", "0") if "slowdown" in of else "",
+            f"{100 * of['mean_error']:.1f} %",
+            f"{100 * of['max_error']:.1f} %",
+            f"{of['max_speedup_difference']:.2f}",
+        )
+        for of in RECORD["candidates"].values()
+    )
+    assert said == recorded
+    errors = page.partition("| model | D-KFAC | MPD-KFAC | SPD-KFAC | SP1 | SP2 |")[2].partition("\n\n")[0]
+    for key, line in zip(KEYS, errors.splitlines()[2:], strict=True):
+        cells = [cell.strip(" ()%").replace(" ", "") for cell in line.strip("|").split("|")[1:]]
+        of = [100 * RECORD["relative_error"][key][a] for a in interference.SCHEDULES]
+        of += [RECORD["speedup_difference"][key][name] for name in interference.SPEEDUPS]
+        assert [float(cell) for cell in cells] == pytest.approx(of, abs=0.051), line
+        assert [float(cell) for cell in cells[3:]] == pytest.approx(of[3:], abs=0.0051), line
