@@ -12,7 +12,7 @@ from kfac.planning.profiles import LayerProfile
 from kfac.schedules import make_plan
 from kfac.simulation import simulate
 from kfac.timeline import Span, Timeline
-from tests.kfac.simulation.test_iteration import random_cluster, random_model, random_schedule
+from tests.kfac.simulation.cases import random_cluster, random_model, random_schedule
 
 descriptor = pytest.importorskip("google.protobuf.descriptor_pb2", reason="protobuf checks the files where it is")
 COMP, COLL = 4, 7  # NodeType

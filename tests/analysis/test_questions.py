@@ -1,40 +1,16 @@
 """The commands that answer questions: each number beside one worked out here from the records' own files."""
 
-import csv
-import io
 import json
-import sys
 from statistics import median
 
-import numpy as np
 import pytest
 
 from analysis.__main__ import main
 from analysis.pairs import pair_up, pairs_table
 from analysis.runs import load_runs, load_samples
 from kfac.timeline import Span, Timeline
+from tests.analysis.questions import rows_of
 from tests.analysis.records import timeline, write_record
-from tests.analysis.resampling import ends, every
-
-
-@pytest.fixture
-def runs(tmp_path):
-    """Three seeds of two schedules, on 2 ranks; the second one's factors and times are known."""
-    for seed in range(3):
-        write_record(tmp_path, f"d{seed}", schedule="dkfac", seed=seed, times_s=(9.0, 0.4 + seed / 100, 0.4, 0.5))
-        path = write_record(
-            tmp_path, f"s{seed}", schedule="spdkfac", seed=seed, times_s=(9.0, 0.2, 0.2 + seed / 100, 0.3)
-        )
-        summary = json.loads((path / "summary.json").read_text())
-        summary["breakdown_s"] |= {"FactorComm": 0.001 * (seed + 1)}
-        summary["hidden_s"] |= {"FactorComm": 0.05}
-        (path / "summary.json").write_text(json.dumps(summary))
-    return tmp_path
-
-
-def rows_of(capsys, *arguments):
-    assert main([*map(str, arguments), "--format", "json"]) == 0
-    return json.loads(capsys.readouterr().out)["rows"]
 
 
 def test_compare_has_every_component_with_intervals(runs, capsys):
@@ -61,95 +37,6 @@ def test_compare_has_every_component_with_intervals(runs, capsys):
     assert rows["FactorComm hidden"]["difference [ms] middle"] == pytest.approx(20.0)
     assert rows["FactorComm hidden"]["times as fast middle"] is None
     assert {row["interval over"] for row in rows.values()} == {"runs"}
-
-
-FIRST_S, SECOND_S = (0.40, 0.43, 0.47, 0.52, 0.58), (0.20, 0.26, 0.27, 0.31, 0.33)
-"""What five runs, or five iterations of one, took."""
-
-
-def exact_intervals(first, second):
-    """Of the medians of each side, of their difference and of their ratio, in the units of the tables."""
-    one, other = every(first, np.median), every(second, np.median)
-    return {
-        "A [ms]": ends(1e3 * one),
-        "B [ms]": ends(1e3 * other),
-        "difference [ms]": ends(1e3 * one, 1e3 * other, lambda a, b: b - a),
-        "times as fast": ends(one, other, np.divide),
-    }
-
-
-def shown_intervals(row, names):
-    groups = {"A [ms]": f"{names[0]} [ms]", "B [ms]": f"{names[1]} [ms]"}
-    return {
-        key: tuple(row[f"{groups.get(key, key)} {end}"] for end in ("low", "high"))
-        for key in exact_intervals((1,), (1,))
-    }
-
-
-def agree(found, expected):
-    """Whether each end is where it must be, but for a tenth of the interval: 2000 resamples are not all there are."""
-    return all(
-        abs(end - true) <= 0.1 * (of[1] - of[0])
-        for key, of in expected.items()
-        for end, true in zip(found[key], of, strict=True)
-    )
-
-
-@pytest.mark.parametrize("over", ["runs", "iterations"])
-def test_intervals_are_as_wide_as_those_of_all_resamples(tmp_path, capsys, over):
-    for schedule, times_s in (("dkfac", FIRST_S), ("spdkfac", SECOND_S)):
-        if over == "runs":
-            for seed, of_run in enumerate(times_s):
-                write_record(
-                    tmp_path, f"{schedule}{seed}", schedule=schedule, seed=seed, times_s=(9.0, *(3 * [of_run]))
-                )
-        else:
-            write_record(tmp_path, schedule, schedule=schedule, times_s=(9.0, *times_s))
-    rows = rows_of(capsys, "compare", "dkfac", "spdkfac", "--among", tmp_path)
-    (row,) = (row for row in rows if row["component"] == "iteration")
-    assert row["interval over"] == over
-    found = shown_intervals(row, ("dkfac", "spdkfac"))
-    assert agree(found, exact_intervals(FIRST_S, SECOND_S))
-    # Negative control: of other values, of a narrower level, and of swapped sides they are seen to be wrong.
-    assert not agree(found, exact_intervals(FIRST_S, [0.3 + 2 * (s - 0.3) for s in SECOND_S]))
-    assert not agree(found, exact_intervals([0.45 + 0.5 * (s - 0.45) for s in FIRST_S], SECOND_S))
-    assert not agree(found, exact_intervals(SECOND_S, FIRST_S))
-
-
-def test_intervals_of_components_are_those_of_all_resamples_means(tmp_path, capsys):
-    values_s = {"dkfac": (0.010, 0.014, 0.016, 0.021, 0.030), "spdkfac": (0.001, 0.004, 0.006, 0.007, 0.011)}
-    for schedule, of in values_s.items():
-        for seed, seconds in enumerate(of):
-            path = write_record(tmp_path, f"{schedule}{seed}", schedule=schedule, seed=seed)
-            summary = json.loads((path / "summary.json").read_text())
-            summary["breakdown_s"]["FactorComm"] = seconds
-            (path / "summary.json").write_text(json.dumps(summary))
-    rows = {row["component"]: row for row in rows_of(capsys, "compare", "dkfac", "spdkfac", "--among", tmp_path)}
-    first, second = (1e3 * every(of, np.mean) for of in values_s.values())
-    low, high = ends(first, second, lambda a, b: b - a)
-    found = tuple(rows["FactorComm"][f"difference [ms] {end}"] for end in ("low", "high"))
-    assert found == pytest.approx((low, high), abs=0.05 * (high - low))
-    # Negative control: medians have other intervals, and so has one side alone.
-    for other in (ends(*(1e3 * every(of, np.median) for of in values_s.values()), lambda a, b: b - a), ends(-first)):
-        assert found != pytest.approx(other, abs=0.05 * (high - low))
-    assert rows["FactorComm"]["dkfac [ms] low"] == pytest.approx(ends(first)[0], abs=0.3)
-    assert rows["FactorComm"]["dkfac [ms] high"] == pytest.approx(ends(first)[1], abs=0.3)
-
-
-def test_intervals_of_the_table_of_runs_pool_the_baselines_iterations(tmp_path, capsys):
-    pooled_s = ((0.40, 0.47), (0.50, 0.58, 0.60))
-    for seed, times_s in enumerate(pooled_s):
-        write_record(tmp_path, f"d{seed}", schedule="dkfac", seed=seed, times_s=(9.0, *times_s))
-    write_record(tmp_path, "s", schedule="spdkfac", times_s=(9.0, *SECOND_S))
-    row = next(row for row in rows_of(capsys, tmp_path, "--intervals") if row["schedule"] == "spdkfac")
-    found = (row["low of speed-up"], row["high of speed-up"])
-    under = every(SECOND_S, np.median)
-    (low, high), *others = (
-        ends(every(of, np.median), under, np.divide) for of in (sum(pooled_s, ()), pooled_s[0], pooled_s[1])
-    )
-    assert found == pytest.approx((low, high), abs=0.1 * (high - low))
-    for other in others:  # negative control: one baseline run alone
-        assert found != pytest.approx(other, abs=0.1 * (high - low))
 
 
 def test_compare_of_single_runs_has_intervals_over_their_iterations(runs, capsys):
@@ -222,111 +109,6 @@ def test_scaling(runs, capsys):
     rows = {row["ranks"]: row for row in rows_of(capsys, "scaling", runs, "--schedule", "dkfac")}
     (efficiency,) = [value for key, value in rows[4].items() if key.startswith("efficiency")]
     assert efficiency == pytest.approx(0.41 / 0.5) or efficiency == pytest.approx(0.4 / 0.5)
-
-
-def test_exported_runs_have_every_key_of_their_configuration(runs, capsys):
-    assert main(["export", str(runs)]) == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert len(rows) == 6
-    assert [row["config.warmup"] for row in rows] == ["1"] * 6
-    assert rows[0]["commit"] == "0" * 40
-    assert float(rows[0]["exposed [ms] BP"]) == pytest.approx(40.0)
-
-
-def test_exported_iterations_and_spans(runs, capsys):
-    rows = rows_of(capsys, "export", runs, "--rows", "iterations", "--schedule", "dkfac")
-    assert len(rows) == 3 * 5
-    assert [row["iteration_s"] for row in rows[:4]] == [9.0, 0.4, 0.4, 0.5]
-    assert rows[4]["kind"] == "eval"
-    spans = rows_of(capsys, "export", runs, "--rows", "spans", "--schedule", "dkfac")
-    assert len(spans) == 3 * 2 * 4
-    assert (spans[0]["kind"], spans[0]["start_s"], spans[0]["end_s"]) == ("FactorComm", 0.03, 0.07)
-
-
-def test_parquet_holds_what_csv_does(runs, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    write_record(runs, "g", schedule="sgd", seed=7, kfac={"damping": "auto"})
-    write_record(runs, "h", schedule="kfac", seed=8, kfac={"damping": 0.5})
-    for suffix in ("csv", "parquet"):
-        assert main(["export", str(runs), "--output", str(tmp_path / f"out.{suffix}")]) == 0
-    table = parquet.read_table(tmp_path / "out.parquet")
-    expected = list(csv.reader((tmp_path / "out.csv").open()))
-    assert table.column_names == expected[0]
-    for i, name in enumerate(table.column_names):
-        for value, text in zip(table[name].to_pylist(), (row[i] for row in expected[1:]), strict=True):
-            assert ("" if value is None else str(value)) == text or float(value) == float(text)
-    assert str(table.schema.field("seed").type) == "int64"
-    assert table.schema.metadata[b"title"] == b"Runs"
-
-
-def test_columns_are_chosen_by_name_or_pattern_in_the_given_order(runs, tmp_path, capsys):
-    options = ["--columns", "seed, Schedule,config.w*,median"]
-    assert main(["export", str(runs), *options]) == 0
-    header, *rows = csv.reader(io.StringIO(capsys.readouterr().out))
-    assert header == ["seed", "schedule", "config.warmup", "iteration median [ms]"]
-    assert [row[:2] for row in rows] == [[str(seed), name] for name in ("dkfac", "spdkfac") for seed in range(3)]
-    assert [float(row[3]) for row in rows[:3]] == pytest.approx([400, 410, 420])
-    for suffix in ("md", "tex", "txt"):  # also of columns that people are not shown otherwise
-        assert main(["export", str(runs), *options, "--output", str(tmp_path / f"x.{suffix}")]) == 0
-        text = (tmp_path / f"x.{suffix}").read_text()
-        assert "config.warmup" in text
-        assert "FactorComm" not in text
-    assert main([str(runs), "--columns", "schedule,FF"]) == 0  # each table has those that it knows
-    out = capsys.readouterr().out
-    assert "exposed [ms]" in out
-    assert "iteration" not in out.split("Iteration times")[0]
-    assert main(["timeline", str(runs / "single" / "d0"), "--columns", "rank,kind,exposed"]) == 0
-    assert "hidden [ms]" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        ("warm", "did you mean config.warmup?"),
-        ("sched", "did you mean schedule"),
-        ("zzzz", "there are: schedule, model"),
-    ],
-)
-def test_a_column_that_is_not_there_is_named_with_some_that_are(runs, capsys, columns, words):
-    assert main(["export", str(runs), "--columns", f"schedule,{columns}"]) == 2
-    shown = capsys.readouterr()
-    assert f"error: --columns: no column '{columns}'; {words}" in shown.err
-    assert (shown.err.count("\n"), shown.out) == (1, "")
-
-
-def test_latex_has_the_columns_that_a_page_has_room_for(runs, capsys):
-    write_record(runs, "k", schedule="kfac", seed=9, kfac={f"option{i}": i for i in range(130)})
-    write_record(runs, "l", schedule="kfac", seed=8, kfac={f"option{i}": -i for i in range(130)})
-    assert main(["export", str(runs), "--format", "csv"]) == 0
-    assert len(capsys.readouterr().out.splitlines()[0].split(",")) > 130
-    assert main(["export", str(runs), "--schedule", "dkfac", "--format", "latex"]) == 0
-    shown = capsys.readouterr()
-    aligns = [line.split("}{")[1] for line in shown.out.splitlines() if line.startswith(r"\begin{tabular}")]
-    assert [len(of) - 1 <= 16 for of in aligns] == [True, True]
-    assert "All rows: schedule dkfac, model resnet20, data digits, ranks 2" in shown.out
-    assert shown.err == ""
-    # What cannot be set is said, with the remedy.
-    assert main(["export", str(runs), "--schedule", "kfac", "--format", "latex"]) == 0
-    assert "columns: choose some with --columns, as in --columns 'seed,kfac.option1" in capsys.readouterr().err
-    for i in range(70):
-        write_record(runs, f"m{i}", schedule="mpdkfac", seed=i)
-    assert main(["export", str(runs), "--schedule", "mpdkfac", "--format", "latex"]) == 0
-    assert "70 rows: choose some of the runs" in capsys.readouterr().err
-
-
-def test_parquet_without_its_library_names_the_extra(runs, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert main(["export", str(runs), "--output", str(tmp_path / "x.parquet")]) == 2
-    assert "pip install 'spdkfac[parquet]'" in capsys.readouterr().err
-    assert not (tmp_path / "x.parquet").exists()
-
-
-@pytest.mark.parametrize(("suffix", "mark"), [(".md", "| dkfac |"), (".tex", "\\toprule"), (".txt", "exposed [ms]")])
-def test_output_files(runs, tmp_path, capsys, suffix, mark):
-    path = tmp_path / "new" / f"t{suffix}"
-    assert main([str(runs), "--output", str(path)]) == 0
-    assert mark in path.read_text()
-    assert capsys.readouterr().out == f"{path}\n"
 
 
 @pytest.mark.parametrize(

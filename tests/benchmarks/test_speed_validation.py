@@ -157,13 +157,20 @@ def test_the_picture_is_drawn(tmp_path):
     assert (tmp_path / "images" / "validation.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_docs_are_written_from_stored_results(tmp_path, monkeypatch):
-    """What a page says beside its results stays; what is long stays out of the copy."""
-    docs, output = tmp_path / "docs", tmp_path / "output"
-    (docs / "images").mkdir(parents=True)
+@pytest.fixture
+def docs(tmp_path, monkeypatch):
+    """Pages of a folder of their own, without results."""
+    folder = tmp_path / "docs"
+    (folder / "images").mkdir(parents=True)
     for name in ("speed.md", "validation.md"):
-        (docs / name).write_text("# Title\n\n<!-- measured: begin -->\nformer text\n<!-- measured: end -->\n\nEnd.\n")
-    monkeypatch.setattr(command, "DOCS", docs)
+        (folder / name).write_text("# Title\n\n<!-- measured: begin -->\nformer text\n<!-- measured: end -->\n\nEnd.\n")
+    monkeypatch.setattr(command, "DOCS", folder)
+    return folder
+
+
+def test_the_docs_are_written_from_stored_results(docs, tmp_path, monkeypatch):
+    """What a page says beside its results stays."""
+    output = tmp_path / "output"
     monkeypatch.setattr(command, "report", lambda results: f"{len(results)} parts")
     setting = command.Setting(("resnet20",), (2,))
     store = command.Store(output)
@@ -192,13 +199,9 @@ def published(docs):
     return json.loads(gzip.decompress((docs / "speed.json.gz").read_bytes()))
 
 
-def test_docs_keep_parts_that_were_measured_elsewhere(tmp_path, monkeypatch):
+def test_docs_keep_parts_that_were_measured_elsewhere(docs, tmp_path, monkeypatch):
     """In a clone the docs' results are all there is: the pages are made from them, and new parts take their places."""
-    docs, output = tmp_path / "docs", tmp_path / "output"
-    (docs / "images").mkdir(parents=True)
-    for name in ("speed.md", "validation.md"):
-        (docs / name).write_text("kept <!-- measured: begin -->\nkept\n<!-- measured: end -->\n")
-    monkeypatch.setattr(command, "DOCS", docs)
+    output = tmp_path / "output"
     monkeypatch.setattr(
         command, "report", lambda results: " ".join(f"{one['key']['link']}:{one['n']}" for one in results)
     )
@@ -212,7 +215,7 @@ def test_docs_keep_parts_that_were_measured_elsewhere(tmp_path, monkeypatch):
         ValueError, match=f"nothing to report: neither {output} nor .*speed.json.gz has .* resnet20-2-Res"
     ):
         report(docs=True)
-    assert "kept\n<!--" in (docs / "speed.md").read_text()
+    assert "former text" in (docs / "speed.md").read_text()
     there = [json.loads(json.dumps({**result(link=part.link), "n": 1})) for part in (first, second)]
     (docs / "speed.json.gz").write_bytes(gzip.compress(json.dumps(there).encode()))
     assert report() == report(docs=True) == "ResNet-50:1 ResNet-152:1"

@@ -11,7 +11,7 @@ from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_mo
 from kfac.schedules import make_plan
 from kfac.simulation import simulate, simulated_iteration_s
 from kfac.timeline import COMMUNICATION_LANE
-from tests.kfac.simulation.test_iteration import random_cluster, random_model, random_schedule
+from tests.kfac.simulation.cases import random_cluster, random_model, random_schedule
 
 ALL_REDUCED = {"curvature": True, "factor_collective": "all_reduce", "message_dtype": "full"}
 

@@ -10,7 +10,7 @@ from kfac.planning.schedule_config import CHOICES
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
 from kfac.schedules import NAMED_SCHEDULES, make_plan
 from kfac.simulation import simulated_iteration_s
-from tests.kfac.simulation.test_iteration import random_cluster, random_model, random_schedule
+from tests.kfac.simulation.cases import random_cluster, random_model, random_schedule
 
 EVERYTHING_EVERYWHERE = {
     "factor_collective": "all_reduce",

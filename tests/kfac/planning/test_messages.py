@@ -11,7 +11,7 @@ from kfac.planning.messages import plan_messages
 from kfac.planning.plan import factors_of
 from kfac.planning.schedule_config import CHOICES
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
-from tests.kfac.simulation.test_iteration import random_cluster, random_model
+from tests.kfac.simulation.cases import random_cluster, random_model
 
 PASSES = tuple(product(CHOICES["pipelining"], (True, False)))
 

@@ -1,20 +1,16 @@
 """Every result is checked for what no simulation may break: each law by results that break it alone, and in the loops
-by faults put into them; and the joint program's finish against the simulator's."""
+by faults put into them."""
 
 import random
 from dataclasses import replace
 
 import pytest
 
-from kfac.planning import ScheduleConfig
-from kfac.planning.joint_fusion import Family, Sent, joint_finish_s
-from kfac.planning.ready_times import ready_times
 from kfac.schedules import make_plan
 from kfac.simulation import ConservationError, Task, contention, events, run_tasks, simulate
 from kfac.simulation.conservation import check_durations, check_slowed_durations, check_times
 from kfac.simulation.contention import run_slowed
-from kfac.timeline import COMMUNICATION_KINDS
-from tests.kfac.simulation.test_iteration import random_cluster, random_model
+from tests.kfac.simulation.cases import random_cluster, random_model
 
 ORDER = ("x", "channel")
 
@@ -180,51 +176,3 @@ def test_what_waits_longer_may_disturb_less():
     assert ends == pytest.approx([2.4, 1.7])
     ideal = [max(end for _, end in run_tasks(some, order)) for some in (tasks, dearer)]
     assert ideal == pytest.approx([1.4, 1.7])
-
-
-def test_the_joint_program_and_the_simulator_agree_to_the_last_bit():
-    """A, G and gradients on one channel: when the plan's messages have arrived by the program's own arithmetic."""
-    dice = random.Random(6)
-    several = earlier = 0
-    for _ in range(150):
-        model = random_model(dice, dice.randint(1, 7))
-        layers = tuple(
-            replace(layer, forward_s=dice.random(), backward_s=dice.random(), a_statistics_s=dice.random())
-            for layer in model.layers
-        )
-        model, cluster = replace(model, layers=layers), random_cluster(dice, dice.randint(2, 5))
-        plan = make_plan(ScheduleConfig(pipelining="layerwise", fusion="optimal"), model, cluster)
-        if not plan.messages:
-            continue
-        times, place = ready_times(model), {layer: k for k, layer in enumerate(plan.layers)}
-        layer_of = [place[factor.layer] for factor in plan.factors]
-        ready_s = {
-            **{("A", i): times.a_s[k] for i, k in enumerate(layer_of)},
-            **{("G", i): times.g_s[k] for i, k in enumerate(layer_of)},
-            **{("gradient", k): times.gradient_s[k] for k in range(len(layers))},
-        }
-        elements = {
-            **{(kind, i): factor.elements for kind in "AG" for i, factor in enumerate(plan.factors)},
-            **{("gradient", k): layer.gradient_elements for k, layer in enumerate(layers)},
-        }
-        kinds = ("A", "G", "gradient")
-        items = [[i for m in plan.messages if m.kind == kind for i in m.items] for kind in kinds]
-        families = [
-            Family([ready_s[kind, i] for i in of], [elements[kind, i] for i in of])
-            for kind, of in zip(kinds, items, strict=True)
-        ]
-        sent = [
-            Sent(k, tuple(items[k].index(i) for i in message.items))
-            for message in plan.messages
-            for k in (kinds.index(message.kind),)
-        ]
-        finish_s = joint_finish_s(sent, families, cluster.all_reduce)
-        spans = [s for s in simulate(plan, model, cluster).spans if s.kind in COMMUNICATION_KINDS]
-        messages = [s for s in spans if " message " in s.name]
-        assert max(s.end_s for s in messages) == finish_s
-        several += len({message.kind for message in plan.messages}) == 3
-        alone = [Sent(k, (i,)) for k, of in enumerate(items) for i in range(len(of))]
-        alone.sort(key=lambda one: families[one.family].ready_s[one.group[0]])
-        earlier += finish_s < joint_finish_s(alone, families, cluster.all_reduce)
-    assert several > 80
-    assert earlier > 40, "fusion matters in many, so the number says something"

@@ -12,7 +12,7 @@ from kfac.schedules import make_plan
 from kfac.simulation import Task, run_tasks, simulate
 from kfac.simulation.contention import run_slowed
 from kfac.timeline import COMMUNICATION_LANE
-from tests.kfac.simulation.test_iteration import cases, random_cluster, random_model
+from tests.kfac.simulation.cases import cases, random_cluster, random_model
 
 ORDER = ("channel", "x", "y")
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kfac.planning import Plan
 from kfac.schedules import make_plan
 from kfac.simulation import simulate
-from tests.kfac.simulation.test_iteration import random_cluster, random_model, random_schedule
+from tests.kfac.simulation.cases import random_cluster, random_model, random_schedule
 
 
 def random_case(dice):

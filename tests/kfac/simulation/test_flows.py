@@ -14,7 +14,7 @@ from kfac.simulation.events import Task, run_tasks
 from kfac.simulation.flows import Place, flows
 from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE
 from tests.kfac.perfetto import imported
-from tests.kfac.simulation.test_iteration import random_cluster, random_model, random_schedule
+from tests.kfac.simulation.cases import random_cluster, random_model, random_schedule
 
 SEEDS = range(40)
 

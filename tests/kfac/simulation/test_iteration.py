@@ -1,4 +1,4 @@
-"""The simulated iteration: against the planners, against a second statement of the engine's steps, and its laws."""
+"""The simulated iteration: against a second statement of the engine's steps, and its laws."""
 
 import random
 from dataclasses import replace
@@ -12,72 +12,11 @@ from kfac.planning import (
     LinearCost,
     ModelProfile,
     ScheduleConfig,
-    fusion_finish_s,
-    placement_finish_s,
-    plan_placement,
 )
-from kfac.planning.placement import sequence_finish_s
-from kfac.planning.schedule_config import CHOICES
 from kfac.schedules import NAMED_SCHEDULES, make_plan
 from kfac.simulation import iteration, simulate
 from kfac.timeline import COMMUNICATION_LANE, COMPUTE_LANE
-
-FREE = LinearCost(0, 0)
-
-
-def random_model(dice, layers=5):
-    return ModelProfile(
-        name="random",
-        layers=tuple(
-            LayerProfile(
-                name=f"l{k}",
-                a_dim=0 if (plain := dice.random() < 0.2) else dice.randint(1, 6),
-                g_dim=0 if plain else dice.randint(1, 6),
-                gradient_elements=dice.randint(0, 9),
-                forward_s=dice.randint(0, 5),
-                backward_s=dice.randint(0, 9),
-                a_statistics_s=dice.randint(0, 6),
-                g_statistics_s=dice.randint(0, 6),
-                precondition_s=dice.randint(0, 3),
-            )
-            for k in range(layers)
-        ),
-        loss_s=dice.randint(0, 3),
-        update_s=dice.randint(0, 3),
-    )
-
-
-def random_cluster(dice, world_size):
-    return ClusterProfile(
-        world_size=world_size,
-        all_reduce=LinearCost(dice.randint(0, 4), dice.randint(0, 2)),
-        reduce=LinearCost(dice.randint(0, 4), dice.randint(0, 2)),
-        broadcast=LinearCost(dice.randint(0, 4), dice.randint(0, 1)),
-        inverse=dice.choice((lambda d: d, lambda d: d * d, lambda d: 3)),
-    )
-
-
-def random_schedule(dice):
-    switches = {key: dice.choice(values) for key, values in CHOICES.items()}
-    switches["gradient_worker_fraction"] = dice.choice((0.0, 0.5, 1.0))
-    if switches["factor_collective"] == "none":
-        switches |= {"gradient_worker_fraction": 0.0, "message_dtype": "full"}
-    if switches["factor_collective"] != "all_reduce" or switches["message_dtype"] != "full":
-        switches["inverse_start"] = "after_all"
-    if switches["placement"] == "non_dist" and switches["gradient_worker_fraction"] < 1:
-        switches["placement"] = "seq_dist"
-    on_or_off = {key: dice.random() < 0.8 for key in ("curvature", "gradient_pipelining")}
-    return ScheduleConfig(
-        **switches, **on_or_off, threshold_bytes=dice.randint(4, 200), lbp_rule=dice.choice(("cost", 3))
-    )
-
-
-def cases(seed, count):
-    dice = random.Random(seed)
-    for _ in range(count):
-        model, cluster = random_model(dice), random_cluster(dice, dice.randint(1, 5))
-        plan = make_plan(random_schedule(dice), model, cluster)
-        yield plan, model, cluster.at(plan.world_size)
+from tests.kfac.simulation.cases import FREE, cases, random_cluster, random_model
 
 
 def walk(plan, model, cluster):
@@ -167,59 +106,6 @@ def walk(plan, model, cluster):
 def test_equals_the_engines_steps_walked_rank_by_rank():
     for plan, model, cluster in cases(seed=1, count=400):
         assert simulate(plan, model, cluster).iteration_s == walk(plan, model, cluster)
-
-
-def test_fusion_planner_and_simulator_agree_to_the_last_bit():
-    dice = random.Random(2)
-    for _ in range(60):
-        layers = tuple(
-            LayerProfile(name=f"l{k}", a_dim=dice.randint(1, 40), g_dim=1, gradient_elements=1, forward_s=dice.random())
-            for k in range(8)
-        )
-        model = ModelProfile(name="m", layers=layers)
-        all_reduce = LinearCost(dice.random(), dice.random() / 100)
-        cluster = ClusterProfile(world_size=4, all_reduce=all_reduce, reduce=FREE, broadcast=FREE, inverse=FREE)
-        for rule in CHOICES["fusion"]:
-            plan = make_plan(ScheduleConfig(fusion=rule, threshold_bytes=2000), model, cluster)
-            groups = [tuple(i // 2 for i in m.items) for m in plan.messages if m.kind == "A"]
-            ready, now = [], 0.0
-            for layer in layers:
-                now += layer.forward_s
-                ready.append(now)
-            elements = [layer.a_dim * (layer.a_dim + 1) // 2 for layer in layers]
-            spans = [s for s in simulate(plan, model, cluster).spans if s.name.startswith("A message")]
-            assert max(s.end_s for s in spans) == fusion_finish_s(groups, ready, elements, all_reduce)
-
-
-def test_placement_planner_and_simulator_agree_to_the_last_bit():
-    dice = random.Random(3)
-    for _ in range(12):
-        dims = [dice.randint(2, 30) for _ in range(12)]
-        layers = tuple(
-            LayerProfile(name=f"l{k}", a_dim=dims[2 * k], g_dim=dims[2 * k + 1], gradient_elements=0) for k in range(6)
-        )
-        model = ModelProfile(name="m", layers=layers)
-        cluster = ClusterProfile(
-            world_size=dice.choice((2, 3, 8)),
-            all_reduce=FREE,
-            reduce=FREE,
-            broadcast=LinearCost(dice.random(), dice.random() / 50),
-            inverse=lambda d: d**1.7,
-        )
-        for rule in CHOICES["placement"]:
-            for late in CHOICES["inverse_broadcast"]:
-                plan = make_plan(ScheduleConfig(placement=rule, inverse_broadcast=late), model, cluster)
-                finish = simulate(plan, model, cluster).iteration_s
-                walked = sequence_finish_s(
-                    plan.inverse_owner, plan.inverse_sequence, cluster.world_size, dims, cluster, late
-                )
-                assert finish == pytest.approx(walked, rel=1e-12)
-                placement = plan_placement(dims, cluster.world_size, cluster, rule)
-                alone = placement_finish_s(placement, dims, cluster)
-                if rule != "lbp" and late == "as_ready":
-                    assert finish == alone
-                else:
-                    assert finish >= alone * (1 - 1e-12)
 
 
 def test_lanes_are_never_double_booked_and_work_waits_for_what_it_needs():
