@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks import cost
+from benchmarks.arguments import check_folder, count, counts
 from benchmarks.gpu.__main__ import run as run_gpu
 from benchmarks.netns import NetworkError
 from benchmarks.speed import command
@@ -24,7 +25,7 @@ def run_speed(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks speed", description=run_speed.__doc__)
     defaults = command.Setting()
     parser.add_argument("--workloads", default=",".join(defaults.workloads))
-    parser.add_argument("--workers", default=",".join(map(str, defaults.workers)), help="numbers of ranks")
+    parser.add_argument("--workers", type=counts, default=defaults.workers, help="numbers of ranks, as in 2,4")
     parser.add_argument("--links", default="", help="only parts on these, such as ResNet-50,unlimited; default: all")
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; no measurement")
     parser.add_argument("--stored", action="store_true", help="measure nothing: report what there is")
@@ -35,10 +36,12 @@ def run_speed(arguments: Sequence[str]) -> int:
         parser.error("--quick is no measurement: nothing for the docs")
     path = os.environ.get("KAISA")
     try:
-        workers = tuple(int(count) for count in options.workers.split(","))
         workloads = ("tiny",) if options.quick else tuple(options.workloads.split(","))
         links = tuple(options.links.split(",")) if options.links else ()
-        setting = command.Setting(workloads, (2,) if options.quick else workers, Path(path) if path else None, links)
+        workers = (2,) if options.quick else options.workers
+        setting = command.Setting(workloads, workers, Path(path) if path else None, links)
+        if not options.stored:
+            check_folder(options.output)
         print(command.main(setting, options.output, options.docs, not options.stored))
     except NetworkError as error:
         print(f"error: {error}\nThe benchmark needs root and network namespaces (Debian: iproute2).", file=sys.stderr)
@@ -56,8 +59,8 @@ def run_cost(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks cost", description=run_cost.__doc__)
     defaults = cost.Setting()
     parser.add_argument("--workloads", default=",".join(defaults.workloads))
-    parser.add_argument("--rounds", type=int, default=defaults.rounds)
-    parser.add_argument("--threads", type=int, default=defaults.threads, help="of each process")
+    parser.add_argument("--rounds", type=count, default=defaults.rounds)
+    parser.add_argument("--threads", type=count, default=defaults.threads, help="of each process")
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; no measurement")
     parser.add_argument("--docs", action="store_true", help="also into docs/cost.md and docs/cost.json")
     parser.add_argument("--output", type=Path, default=OUTPUT / "cost.json", help="raw numbers")
@@ -69,6 +72,7 @@ def run_cost(arguments: Sequence[str]) -> int:
     path = os.environ.get("KAISA")
     try:
         setting = cost.Setting(workloads, rounds, options.threads, Path(path) if path else None)
+        check_folder(options.output.parent)
         print(cost.main(setting, options.output, options.docs))
     except (ValueError, cost.CostError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.arguments import count, seconds
 from experiments.records import RunRecord
 from experiments.tracking import TrackingSettings, open_tracker
 
@@ -60,8 +61,8 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tracking", description=__doc__)
     parser.add_argument("sinks", nargs="*", metavar="SINK", help=f"of: {', '.join(SINKS)} (default: all)")
-    parser.add_argument("--steps", type=int, default=1200)
-    parser.add_argument("--iteration-s", type=float, default=0.02, help="from step to step")
+    parser.add_argument("--steps", type=count, default=1200)
+    parser.add_argument("--iteration-s", type=seconds, default=0.02, help="from step to step")
     options = parser.parse_args()
     print(f"{'':12s}{'load':>6s}{'median [ms]':>13s}{'mean [ms]':>11s}{'longest [ms]':>14s}", flush=True)  # noqa: T201
     for name in options.sinks or SINKS:

@@ -145,8 +145,10 @@ class Checkpoints:
             files = {SHARED, *(f"rank{rank}.pt" for rank in range(commit["world_size"]))}
             damaged = sorted(files ^ commit["files"].keys())
             damaged += [name for name, digest in commit["files"].items() if _digest(target / name) != digest]
-            if commit["world_size"] != self._communicator.world_size:
-                damaged.append(f"it is of {commit['world_size']} ranks")
+            if not damaged and commit["world_size"] != self._communicator.world_size:
+                text = "checkpoint %s is left out: it is of %d ranks, and these are %d"
+                logger.warning(text, target, commit["world_size"], self._communicator.world_size)
+                return False
             if commit["iteration"] != _iteration(target):
                 damaged.append(f"it is of iteration {commit['iteration']}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -66,6 +66,7 @@ def run(settings: DictConfig) -> None:
 
 def run_rank(payload: Mapping[str, Any], rank: Rank) -> None:
     """Measure as one rank; rank 0 writes."""
+    from experiments.agreement import require_same_options
     from experiments.assembly import Site
     from experiments.data import load_data
     from experiments.load import doubt, of_hosts, part_of_rank, read_load
@@ -77,6 +78,7 @@ def run_rank(payload: Mapping[str, Any], rank: Rank) -> None:
     config, output = ProfileConfig.from_dict(payload["config"]), Path(payload["output"])
     site = Site.enter(config, rank)
     try:
+        require_same_options({k: v for k, v in payload["config"].items() if k != "output"}, site.communicator)
         data = load_data(config.data, raw=objective_of(config.model.name).raw)
         before = read_load()
         model, cluster = measure(config, data, site)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.agreement import require_same_options
 from experiments.assembly import Learner, Site, assemble, sum_over_ranks
 from experiments.checkpoints import Checkpoints, save_tensors
 from experiments.clock import IterationClock
@@ -57,6 +58,7 @@ def train(
     register()
     site = Site.enter(config, rank)
     try:
+        require_same_options(config.to_dict(), site.communicator)
         record = _open_everywhere(site, open_record)
         return FINISHED if record is None else Training(config, record, site, stop).run()
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.arguments import check_folder, count, seconds
 from benchmarks.gpu.command import Setting, main
 
 
@@ -18,8 +19,8 @@ def run(arguments: Sequence[str]) -> int:
     defaults = Setting()
     parser.add_argument("--device", choices=("cuda", "cpu"), default=defaults.device)
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; no measurement")
-    parser.add_argument("--seconds", type=float, default=defaults.limit_s, help="what does not fit is left out")
-    parser.add_argument("--repeats", type=int, default=defaults.repeats)
+    parser.add_argument("--seconds", type=seconds, default=defaults.limit_s, help="what does not fit is left out")
+    parser.add_argument("--repeats", type=count, default=defaults.repeats)
     parser.add_argument("--collectives", default=defaults.collectives, help="shipped profile to take them from")
     parser.add_argument("--no-tests", action="store_true", help="do not run the tests marked gpu")
     parser.add_argument("--docs", action="store_true", help="also into docs/gpu.md and docs/gpu.json")
@@ -31,6 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     setting = Setting(options.device, options.quick, options.seconds, options.repeats, options.collectives)
     try:
+        check_folder(options.output)
         print(main(setting, options.output, tests=not options.no_tests, docs=options.docs, ship=options.ship))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.arguments import count
 from benchmarks.optimisation.comparison import Runner, Setting
 from benchmarks.optimisation.contenders import CONTENDERS
 from benchmarks.optimisation.report import tables, write
@@ -24,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     defaults = Setting()
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--optimizers", default=",".join(CONTENDERS))
-    parser.add_argument("--trials", type=int, default=defaults.trials, help="of each optimizer on each workload")
-    parser.add_argument("--processes", type=int, default=defaults.processes, help="trials at a time, one thread each")
+    parser.add_argument("--trials", type=count, default=defaults.trials, help="of each optimizer on each workload")
+    parser.add_argument("--processes", type=count, default=defaults.processes, help="trials at a time, one thread each")
     parser.add_argument("--quick", action="store_true", help="small forms of everything, for tests")
     parser.add_argument("--retime", action="store_true", help="measure the seconds per step again (a quiet machine!)")
     parser.add_argument("--results", type=Path, help="the file of all runs: those in it are not run again")
@@ -33,8 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     workloads = _chosen(parser, "--workloads", options.workloads, list(WORKLOADS))
     contenders = _chosen(parser, "--optimizers", options.optimizers, list(CONTENDERS))
-    if options.trials < 1 or options.processes < 1:
-        parser.error("--trials and --processes must be at least 1")
     if any(name.startswith("soap") for name in contenders) and find_spec("pytorch_optimizer") is None:
         parser.error("SOAP needs pytorch_optimizer: pip install 'spdkfac[bench]', or leave it out of --optimizers")
     logging.basicConfig(format="%(message)s", level=logging.WARNING)

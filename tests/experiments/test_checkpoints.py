@@ -63,6 +63,19 @@ def test_a_damaged_one_falls_back_to_the_one_before(checkpoints, tmp_path, caplo
     assert checkpoints.load(CPU)[0] == 2
 
 
+def test_whole_ones_of_other_ranks_are_not_called_damaged(checkpoints, tmp_path, caplog):
+    for iteration in (1, 2):
+        save(checkpoints, iteration)
+    target = tmp_path / "iter000002"
+    commit = json.loads((target / COMMIT).read_text())
+    (target / "rank1.pt").write_bytes((target / "rank0.pt").read_bytes())
+    commit["files"]["rank1.pt"] = commit["files"]["rank0.pt"]
+    (target / COMMIT).write_text(json.dumps({**commit, "world_size": 2}))
+    assert checkpoints.load(CPU)[0] == 1
+    assert "iter000002 is left out: it is of 2 ranks, and these are 1" in caplog.text
+    assert "damaged" not in caplog.text
+
+
 def test_those_beyond_what_the_record_holds_are_left_out(checkpoints, tmp_path, caplog):
     for iteration in (10, 20):
         save(checkpoints, iteration)
