@@ -80,7 +80,8 @@ class ScheduleSettings:
         fixed: those that ``auto`` does not choose.
         replan_after: iterations after which ``auto`` plans anew from the run's own times; ``auto``:
             :data:`REPLAN_AFTER` where nothing else says what things cost; None: never.
-        replan_turns: turns of each plan that takes part in the run's choice among the best ones; 0: simulation decides.
+        replan_turns: turns of each plan that takes part in the run's choice among the best ones; 0: simulation
+            decides, if what it gains is more than its error.
     """
 
     name: str

@@ -11,7 +11,8 @@ from experiments.records import RunRecord
 from kfac import KFAC
 from kfac.communication import Communicator
 from kfac.finals import longest
-from kfac.replanning import FEWEST, WARM_UP, Replanner, Replanning
+from kfac.replanning import FEWEST, WARM_UP, Replanner
+from kfac.replanning_decision import Replanning
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class PlansAnew:
         intervals = self._kfac.config.intervals(0)
         fits = after + FEWEST * (intervals.factor - 1) + longest(turns, intervals=intervals) < self._iterations
         if self._tells and turns and not fits and after < self._iterations:
-            text = "too few of %d iterations are left for plans to take turns: simulation decides"
+            text = "too few of %d iterations are left for plans to take turns: simulation decides, if it is sure enough"
             logger.info(text, self._iterations)
         return turns if fits else 0
 

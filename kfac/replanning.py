@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kfac.choice import Choice, choose
@@ -16,9 +16,11 @@ from kfac.planning import ModelProfile, Plan
 from kfac.planning.intervals import Due
 from kfac.planning.shipped_profiles import load_shipped_cluster
 from kfac.recording import Recorder
+from kfac.replanning_decision import Replanning
 from kfac.run_profile import RunProfile, measure_run
 from kfac.schedules import OTHER_MATHEMATICS, fixed_switches, has_switches, make_plan
 from kfac.setup import require_agreement, suitable
+from kfac.simulation import simulated_iteration_s
 from kfac.slowdown import in_order, simulated_by, slowed
 from kfac.timeline import Timeline
 
@@ -42,63 +44,6 @@ LONGEST_INTERVAL = 10
 
 FEWEST = 3
 """Iterations with statistics that are needed to plan from."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replanning:
-    """A decision that a run has taken for itself.
-
-    Args:
-        step: the steps before it.
-        choice: the new Plan, and why.
-        profile: what was measured.
-        before: the former Plan.
-        before_s: its simulated seconds by the same measurements; None: its layers are in another order.
-        took_s: seconds of the decision itself.
-        kept: the Plan that stays: the choice's, unless another one was quicker when they took turns.
-        tried_s: by name the measured seconds of the plans that took turns, quickest first.
-    """
-
-    step: int
-    choice: Choice
-    profile: RunProfile
-    before: Plan
-    before_s: float | None
-    took_s: float
-    kept: Plan
-    tried_s: Mapping[str, float] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form, without the profiles."""
-        return {
-            **self.choice.to_dict(),
-            "replanned": {
-                "step": self.step,
-                "before": self.before.fingerprint,
-                "before_schedule": self.before.schedule.to_dict(),
-                "before_s": self.before_s,
-                "measured_s": self.profile.iteration_s,
-                "took_s": self.took_s,
-                "kept": self.kept.fingerprint,
-                "kept_schedule": self.kept.schedule.to_dict(),
-                "tried_s": dict(self.tried_s),
-            },
-        }
-
-    def __str__(self) -> str:
-        kept = " (kept)" if self.before == self.choice.plan else ""
-        simulated = "" if self.before_s is None else f", simulated {1e3 * self.before_s:.1f} ms"
-        measured = self.profile.iteration_s
-        before = "not measured with all curvature work" if measured is None else f"measured {1e3 * measured:.1f} ms"
-        tried = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in self.tried_s.items())
-        stays = ""
-        if self.tried_s:
-            what = f"{self.choice.baseline} with {self.choice.switches_of(self.kept)}"
-            stays = f"\nby turns in the run: {tried}; {next(iter(self.tried_s))} stays: {what}"
-        return (
-            f"planned anew after {self.step} steps from their own times, in {self.took_s:.1f} s. "
-            f"Plan {self.before.fingerprint}{kept} until now: {before}{simulated}\n{self.choice}{stays}"
-        )
 
 
 class Replanner:
@@ -134,7 +79,8 @@ class Replanner:
         after: steps before planning anew.
         iterations: how many of the recorded ones, the last, are planned from.
         repeats: of each collective.
-        turns: of each plan before one of them stays; 0: the new one stays.
+        turns: of each plan before one of them stays; 0: the new one is taken if it is simulated to gain more than the
+            simulation of the one so far is off by.
         communicator: the ranks, if not the default ones.
         name: of the model, for people.
 
@@ -305,15 +251,25 @@ class Replanner:
         require_agreement(self._communicator, {name: plan.fingerprint for name, plan in finalists.items()})
         if len(finalists) > 1:
             self._finals = Finals(finalists, turns=self.turns, intervals=kfac.config.intervals(kfac.steps))
-        self.result = Replanning(
+        found = Replanning(
             step=kfac.steps,
             choice=choice,
             profile=profile,
             before=before,
             before_s=simulated_by(profile, before),
+            gain=self._gain(profile, choice.plan, before),
             took_s=time.perf_counter() - started_s,
             kept=choice.plan,
         )
+        self.result = found if self._finals or found.outweighs else replace(found, kept=before)
+
+    def _gain(self, profile: RunProfile, new: Plan, before: Plan) -> float | None:
+        """The share of the former plan's simulated mean step that the new one saves."""
+        if not in_order(before, profile.model):
+            return None
+        intervals = self._kfac.config.intervals(self._kfac.steps)
+        new_s, before_s = (simulated_iteration_s(p, profile.model, profile.cluster, intervals) for p in (new, before))
+        return 1 - new_s / before_s
 
     def _finalists(self, choice: Choice, profile: RunProfile) -> dict[str, Plan]:
         """The plans that take turns, by name; the choice alone where inversions are too rare for turns to be short."""

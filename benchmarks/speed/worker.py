@@ -27,7 +27,8 @@ from kfac.planning.costs import inverse_dim
 from kfac.planning.plan import factors_of
 from kfac.profiling import model_profile_from, profile_cluster
 from kfac.recording import Recorder
-from kfac.replanning import ITERATIONS, WARM_UP, Replanner, Replanning
+from kfac.replanning import ITERATIONS, WARM_UP, Replanner
+from kfac.replanning_decision import Replanning
 from kfac.timeline import Timeline
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,12 +13,14 @@ from kfac import KFAC, KFACConfig
 from kfac.communication import LocalCommunicator, get_communicator
 from kfac.recording import Recorder
 from kfac.replanning import Replanner
+from kfac.replanning_decision import Replanning
 from tests.kfac.models import make_model
 from tests.kfac.ranks import run_ranks
 from tests.kfac.replanning_runs import Run
 
 
-def replanned(rank, world_size):
+def replanned(rank, world_size, sure=True):
+    Replanning.outweighs = property(lambda _: sure)  # which measurements decide otherwise
     run = Run(rank, world_size).train(4)
     first = run.kfac.plan.fingerprint
     run.train(3)  # planned anew after the fifth step
@@ -40,6 +43,37 @@ def replanned(rank, world_size):
         "same": torch.equal(uninterrupted, continued.parameters()),
         "parameters": uninterrupted,
     }
+
+
+def test_what_simulation_is_not_sure_of_leaves_the_plan():
+    first, second = run_ranks(replanned, 2, False)
+    assert first["plans"] == second["plans"]
+    before, started, chosen, own, continued = first["plans"]
+    assert before == started == own == continued != chosen
+    assert first["facts"]["replanned"]["kept"] == before
+    assert f"plan {before} stays: the new one is simulated to gain " in first["said"]
+    assert first["result"] == (True, None)
+    assert first["same"]
+
+
+@pytest.mark.parametrize(
+    ("gain", "before_s", "measured_s", "sure"),
+    [
+        (0.10, 0.95, 1.0, True),  # 10 % gained, 5 % off
+        (0.04, 0.95, 1.0, False),
+        (0.04, 1.05, 1.0, False),  # either way
+        (0.04, 1.03, 1.0, True),
+        (-0.1, 1.0, 1.0, False),
+        (None, None, 1.0, True),  # nothing to compare with
+        (0.0, 0.9, None, True),
+    ],
+)
+def test_a_gain_counts_if_it_is_greater_than_the_simulations_own_error(gain, before_s, measured_s, sure):
+    empty = SimpleNamespace(iteration_s=measured_s)
+    found = Replanning(
+        step=5, choice=None, profile=empty, before=None, before_s=before_s, gain=gain, took_s=0.0, kept=None
+    )
+    assert found.outweighs == sure
 
 
 def test_two_ranks_plan_anew_alike_and_continue_bitwise():
