@@ -49,7 +49,7 @@ def run_speed(arguments: Sequence[str]) -> int:
     except (ValueError, UnlikeLayersError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if not path:
+    if not path and not options.stored:
         print(KAISA_HINT)
     return 0
 
@@ -93,10 +93,13 @@ def main(arguments: Sequence[str]) -> int:
         return BENCHMARKS[arguments[0]](arguments[1:])
     if arguments[0] not in ("-h", "--help") and arguments[0].startswith("-"):
         return run_speed(arguments)
+    if arguments[0] not in ("-h", "--help"):
+        print(f"error: no benchmark {arguments[0]!r}; choose from: {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
     print(__doc__)
     for name, run in BENCHMARKS.items():
         print(f"  {name:10}{run.__doc__}")
-    return 0 if arguments[0] in ("-h", "--help") else 2
+    return 0
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from experiments.timeline_view import write_html, write_png
 from experiments.train import set_up_logging
 from kfac.choice import choose
 from kfac.planning import Plan
+from kfac.planning.profiles import NO_INTERFERENCE, interference_of
 from kfac.schedules import AUTO, make_plan
 from kfac.simulation import simulate
 from kfac.timeline import KINDS, OTHER, Timeline
@@ -28,6 +29,12 @@ PAPERS = "paper64"
 """The cluster that is simulated by default."""
 
 logger = logging.getLogger("experiments.simulate")  # also where this module runs as __main__
+
+
+DISTURBED = (
+    "This cluster's messages slow computing down: that is in what computing takes here. The paper's parts are "
+    "differences between runs (docs/reproduction.md), in which it is with the messages."
+)
 
 
 def main() -> None:
@@ -53,6 +60,8 @@ def run(settings: DictConfig) -> None:
     if config.borrowed:
         text = "Collectives cost what they do on the profile's %d ranks; scaling=tree or scaling=ring extrapolates."
         logger.info(text, config.borrowed)
+    if interference_of(cluster) != NO_INTERFERENCE:
+        logger.info("%s", DISTURBED)
     if choice:
         logger.info("%s", choice)
     output = Path(config.output)

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.pages import quartiles, table
 from benchmarks.speed.parts import MATCHED, UNLIMITED, Part
+from benchmarks.speed.twins import same_plans
 from benchmarks.speed.variants import AUTO, BASELINE, KAISA, NAMED, PAPER, TITLES
 from kfac.timeline import COMMUNICATION_KINDS, KINDS, OTHER
 
@@ -186,6 +187,11 @@ def part_report(result: Result) -> str:
         f"{key['rounds']} rounds of {key['iterations']} iteration(s); machine's load {result['load'][0]:.1f} before, "
         f"{result['load'][1]:.1f} after; {result['date']}.",
     ]
+    for group in same_plans(result):
+        names = " and ".join(
+            f"{_title(result, name)} ({_ms(quartiles(seconds(result, name))[1])} ms)" for name in group
+        )
+        facts.append(f"One plan by {len(group)} names: {names}.")
     if result["code"]["changed"]:
         facts.append("**The code changed while this was measured.**")
     parts = [f"### {part.title}", "\n".join(facts), times(result), shares(result)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from scipy.optimize import minimize
 
 from benchmarks.pages import quartiles
 from benchmarks.speed.parts import NEW, UNLIMITED
+from benchmarks.speed.twins import work_of
 from benchmarks.speed.variants import BASELINE, PAPER, SGD
 from kfac.planning import ClusterProfile, ModelProfile, Plan
 from kfac.planning.costs import Cost
@@ -57,8 +58,9 @@ class Prediction:
         parts_s, overlap_s: what simple arithmetic predicts: the sum of computing and messages, as if nothing
             overlapped, and the greater of both, as if everything did.
         components: seconds of each of :data:`COMPONENTS`, measured and predicted.
-        calibrated: whether it was used to calibrate.
+        calibrated: whether it, or another variant with the same plan, was used to calibrate.
         rounds_s: measured seconds of each round.
+        work: what its plan does (:func:`benchmarks.speed.twins.work_of`).
     """
 
     workload: str
@@ -74,6 +76,7 @@ class Prediction:
     components: Mapping[str, tuple[float, float]]
     calibrated: bool
     rounds_s: tuple[float, ...] = ()
+    work: str = ""
 
     @property
     def error(self) -> float:
@@ -199,6 +202,8 @@ def predictions(results: Sequence[Result]) -> list[Prediction]:
         model, cluster, alone_s = of
         part = _part(result)
         interference = along_the_ring(calibration.interference, part[1])
+        work = {variant: work_of(plan) for variant, plan in result["plans"].items()}
+        used = {work[variant] for variant in work if calibrates(*part, variant)}
         for variant, data in result["plans"].items():
             plan = Plan.from_dict(data)
             there = replace(interference, wait_s=alone_s if plan.schedule.curvature else 0.0)
@@ -221,11 +226,31 @@ def predictions(results: Sequence[Result]) -> list[Prediction]:
                     parts_s=computing_s + messages_s + rest_s,
                     overlap_s=max(computing_s, messages_s) + rest_s,
                     components=_components(measured["exposed_s"], timeline.breakdown_s()),
-                    calibrated=calibrates(*part, variant),
+                    calibrated=work[variant] in used,
                     rounds_s=tuple(measured["seconds"]),
+                    work=work[variant],
                 )
             )
     return found
+
+
+def configurations(found: Sequence[Prediction]) -> list[Prediction]:
+    """One for each plan of a part: variants that are the same plan are further measurements of one configuration."""
+    groups: dict[tuple[object, ...], list[Prediction]] = {}
+    for one in found:
+        groups.setdefault((one.part, one.work or one.variant), []).append(one)
+    return [group[0] if len(group) == 1 else _pooled(group) for group in groups.values()]
+
+
+def _pooled(group: Sequence[Prediction]) -> Prediction:
+    """Of all rounds of variants with one plan, those of a round side by side."""
+    rounds_s = tuple(seconds for of_round in zip(*(one.rounds_s for one in group), strict=True) for seconds in of_round)
+    low, middle, high = quartiles(rounds_s)
+    components = {
+        name: (fmean(one.components[name][0] for one in group), group[0].components[name][1]) for name in COMPONENTS
+    }
+    noise = (high - low) / 2 / middle
+    return replace(group[0], measured_s=middle, noise=noise, components=components, rounds_s=rounds_s)
 
 
 def calibrates(workload: str, workers: int, link: str, variant: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from operator import attrgetter
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,18 @@ from scipy.stats import kendalltau
 
 from benchmarks.pages import quartiles, table
 from benchmarks.speed.parts import NEW, UNLIMITED, UNSEEN
-from benchmarks.speed.report import ratios
-from benchmarks.speed.validation import COMPONENTS, FITTED, WORKERS, Prediction, Result, calibrate, predictions
+from benchmarks.speed.report import seconds
+from benchmarks.speed.twins import same_plans, spreads
+from benchmarks.speed.validation import (
+    COMPONENTS,
+    FITTED,
+    WORKERS,
+    Prediction,
+    Result,
+    calibrate,
+    configurations,
+    predictions,
+)
 from benchmarks.speed.variants import BASELINE, PAPER, SGD, TITLES
 from benchmarks.workloads import WORKLOADS
 from kfac.timeline import KIND_COLORS
@@ -69,11 +79,12 @@ class Quality:
 
 
 def quality(found: Sequence[Prediction]) -> Quality:
-    """Of the predictions among ``found`` that calibrated nothing.
+    """Of the predictions among ``found`` that calibrated nothing; variants with one plan count once.
 
     Raises:
         ValueError: if there is none.
     """
+    found = configurations(found)
     tested = [one for one in found if not one.calibrated]
     if not tested:
         raise ValueError("no configuration was left to predict")
@@ -89,7 +100,7 @@ def quality(found: Sequence[Prediction]) -> Quality:
     several = [part for part in parts.values() if len(part) > 2]
     taus = [_tau([one.measured_s for one in part], [one.predicted_s for one in part]) for part in several]
     rounds = [part for part in several if all(len(one.rounds_s) > 1 for one in part)]
-    agree = [_tau(*([median(one.rounds_s[half::2]) for one in part] for half in (0, 1))) for part in rounds]
+    agree = [_tau(*([_half(one, half) for one in part] for half in (0, 1))) for part in rounds]
 
     def median_error(seconds: Callable[[Prediction], float]) -> float:
         return median(abs(seconds(one) / one.measured_s - 1) for one in tested)
@@ -111,6 +122,11 @@ def quality(found: Sequence[Prediction]) -> Quality:
         halves=(min(agree), median(agree)) if agree else None,
         pairs={times: _in_order(list(parts.values()), times) for times in (2, 1, 0)},
     )
+
+
+def _half(one: Prediction, half: int) -> float:
+    """The median of every other measurement."""
+    return median(one.rounds_s[half::2])
 
 
 def _tau(a: Sequence[float], b: Sequence[float]) -> float:
@@ -153,6 +169,12 @@ def report(results: Sequence[Result]) -> str:
             if not all(one.calibrated for one in there):
                 text = where + place
                 lines.append(_goals(there, text[0].upper() + text[1:]))
+    if apart := spreads(results):
+        lines.append(
+            f"{len(apart)} pairs of variants are one plan by two names, and count as one configuration above. Measured "
+            f"apart in the same rounds, their medians differ by {median(apart):.1%} in the median, by "
+            f"{np.percentile(apart, 95):.1%} at the 95th percentile, by {max(apart):.1%} at most."
+        )
     if rows := paper_ratios(results, found):
         lines.append(_paper_table(rows))
     return "\n\n".join([*lines, *_tables(found)])
@@ -236,8 +258,15 @@ def paper_ratios(results: Sequence[Result], found: Sequence[Prediction]) -> list
         part = (result["key"]["workload"], result["key"]["workers"], result["key"]["link"])
         mine, base = of.get((*part, PAPER)), of.get((*part, BASELINE))
         if mine and base and not (mine.calibrated and base.calibrated):
-            ratios_of.append(Ratio(part, *quartiles(ratios(result, PAPER)), mine.predicted_s / base.predicted_s))
+            rounds = [a / b for a, b in zip(_rounds(result, PAPER), _rounds(result, BASELINE), strict=True)]
+            ratios_of.append(Ratio(part, *quartiles(rounds), mine.predicted_s / base.predicted_s))
     return ratios_of
+
+
+def _rounds(result: Result, variant: str) -> list[float]:
+    """Seconds of each round, in the mean over all variants with the same plan."""
+    same = next((group for group in same_plans(result) if variant in group), (variant,))
+    return [fmean(of_round) for of_round in zip(*(seconds(result, name) for name in same), strict=True)]
 
 
 def _paper_table(rows: Sequence[Ratio]) -> str:
@@ -247,7 +276,7 @@ def _paper_table(rows: Sequence[Ratio]) -> str:
     worst = max((abs(row.off) for row in rows), default=0.0)
     said = "met" if near == len(rows) else "**not met**"
     cells = [
-        [_title(row.part), *(f"{x:.2f}" for x in (row.measured, row.low, row.high, row.predicted)), f"{row.off:+.2f}"]
+        [_title(row.part), *(f"{x:.3f}" for x in (row.measured, row.low, row.high, row.predicted)), f"{row.off:+.3f}"]
         for row in rows
     ]
     return (
@@ -264,7 +293,7 @@ def _tables(found: Sequence[Prediction]) -> list[str]:
     for part in dict.fromkeys(one.part for one in found):
         rows = [
             [
-                TITLES.get(one.variant, one.variant) + (" (calibrates)" if one.calibrated else ""),
+                TITLES.get(one.variant, one.variant) + (" (calibrates)" if one.calibrated else _same(one, found)),
                 f"{1e3 * one.measured_s:.0f}",
                 f"{one.noise:.1%}",
                 f"{1e3 * one.predicted_s:.0f}",
@@ -276,6 +305,12 @@ def _tables(found: Sequence[Prediction]) -> list[str]:
         ]
         blocks.append(f"### {_title(part)}\n\n{table(header, rows)}")
     return blocks
+
+
+def _same(one: Prediction, found: Sequence[Prediction]) -> str:
+    """Which variant above has the same plan."""
+    first = next(other for other in found if (other.part, other.work) == (one.part, one.work))
+    return "" if first is one or not one.work else f" (the plan of: {TITLES.get(first.variant, first.variant)})"
 
 
 def _title(part: tuple[str, int, str]) -> str:

@@ -176,6 +176,7 @@ def test_users_mistakes_are_one_line(tmp_path, monkeypatch, capsys):
     assert program.main(["cost", "--workloads", "nothing"]) == 1
     assert "no such workload(s): nothing" in capsys.readouterr().err
     assert program.main(["nothing"]) == 2
+    assert "no benchmark 'nothing'; choose from: speed, cost, gpu" in capsys.readouterr().err
 
 
 def test_the_page_holds_what_was_measured():

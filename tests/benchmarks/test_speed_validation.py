@@ -1,5 +1,6 @@
 """Predictions of the speed benchmark's results: results that the simulator itself made must be found again."""
 
+import copy
 import gzip
 import json
 from dataclasses import replace
@@ -10,7 +11,17 @@ import pytest
 from benchmarks.pages import into_page
 from benchmarks.speed import command
 from benchmarks.speed.parts import ROOT
-from benchmarks.speed.validation import COMPONENTS, FITTED, LINK, Prediction, along_the_ring, calibrate, predictions
+from benchmarks.speed.twins import same_plans, spreads
+from benchmarks.speed.validation import (
+    COMPONENTS,
+    FITTED,
+    LINK,
+    Prediction,
+    along_the_ring,
+    calibrate,
+    configurations,
+    predictions,
+)
 from benchmarks.speed.validation_report import Ratio, paper_ratios, quality, report, scatter
 from benchmarks.speed.variants import VARIANTS
 from kfac.planning import ClusterProfile, LayerProfile, LinearCost, ModelProfile, Plan, PolynomialCost
@@ -77,10 +88,11 @@ def test_what_the_simulator_made_is_found_again_on_other_links_and_at_other_spee
     assert fitted.element_s == pytest.approx(TRUTH.element_s, rel=0.1)
     found = predictions(results)
     used = {link: {one.variant for one in found if one.calibrated and one.link == link} for link in (LINK, "unlimited")}
-    assert used == {LINK: {"sgd", "dkfac", *FITTED}, "unlimited": {"sgd", *FITTED}}
+    # On such links nothing is fused: one of the fitted plans has another name, and is no prediction either.
+    assert used == {LINK: {"sgd", "dkfac", *FITTED}, "unlimited": {"sgd", *FITTED, "optimal_fusion"}}
     assert {one.variant for one in found if one.calibrated and one.link == "ResNet-152"} == {"sgd"}
     q = quality(found)
-    assert q.count == 3 * len(NAMES) - 5 - 4 - 1
+    assert q.count == 3 * len(NAMES) - 5 - 5 - 1
     assert q.high < 0.01
     assert q.simple["without interference"] > 0.03
     assert q.pairs[2][0] == q.pairs[2][1] > 15
@@ -113,7 +125,7 @@ def test_a_new_model_has_no_say_in_what_predicts_it():
     page = report([*known, *late])
     blocks = [line for line in page.splitlines() if "configurations that nothing was calibrated on" in line]
     assert [line[:40] for line in blocks] == [
-        "On two workers, with a core each: 7 conf",
+        "On two workers, with a core each: 6 conf",
         "Measured after the simulator's form was ",
     ]
     assert f"{len(found) - 4} configurations" in blocks[1]
@@ -287,6 +299,51 @@ def test_quality_by_hand():
     assert q.pairs == {2: (2, 3), 1: (2, 3), 0: (2, 3)}, "b and c are in the wrong order"
     assert quality([replace(one, noise=0.013) for one in found]).pairs == {2: (1, 1), 1: (2, 3), 0: (2, 3)}
     assert quality([replace(one, noise=0.05) for one in found]).pairs == {2: (0, 0), 1: (0, 0), 0: (2, 3)}
+
+
+def test_one_plan_by_two_names_is_one_configuration():
+    """Named otherwise, planned otherwise, but the same work: further rounds of one configuration, and its noise."""
+    one = result()
+    both = copy.deepcopy(one)
+    twin = copy.deepcopy(both["plans"]["early_inversion"])
+    twin["schedule"] |= {"placement": "seq_dist", "fusion": "none", "lbp_rule": 1400}
+    both["plans"]["optimized"] = twin
+    both["variants"]["optimized"] = copy.deepcopy(both["variants"]["early_inversion"])
+    slower = [1.2 * s for s in both["variants"]["early_inversion"]["seconds"]]
+    both["variants"]["optimized"]["seconds"] = slower
+    assert same_plans(one) == []
+    assert same_plans(both) == [("early_inversion", "optimized")]
+    assert spreads([one, both]) == pytest.approx([0.2])
+    found = predictions([both])
+    merged = configurations(found)
+    assert len(merged) == len(found) - 1 == len(NAMES)
+    (pooled,) = (p for p in merged if p.variant == "early_inversion")
+    every = sorted(s for name in ("early_inversion", "optimized") for s in both["variants"][name]["seconds"])
+    assert pooled.measured_s == pytest.approx((every[2] + every[3]) / 2)
+    assert sorted(pooled.rounds_s) == every
+    assert pooled.noise > 5 * max(p.noise for p in found)
+    assert quality(found).count == quality(predictions([one])).count
+    page = report([both])
+    assert "1 pairs of variants are one plan by two names" in page
+    assert "SPD-KFAC, optimized placement (the plan of: optimal, optimized, inversions as soon as sums arrive)" in page
+    # What is done differently is no twin, whatever it is called.
+    for other in ({"inverse_broadcast": "after_all"}, {"message_dtype": "bfloat16"}, {"inverse_start": "after_all"}):
+        both["plans"]["optimized"]["schedule"] = {**twin["schedule"], **other}
+        assert same_plans(both) == []
+    # Nor is anything predicted of a plan that was fitted.
+    both["plans"]["optimized"] = copy.deepcopy(both["plans"]["spdkfac"])
+    assert [p.calibrated for p in predictions([both]) if p.variant == "optimized"] == [True]
+
+
+def test_the_papers_ratio_takes_all_measurements_of_both_plans():
+    results = [result(), result(link="unlimited", beta=2e-8)]
+    twin = copy.deepcopy(results[1])
+    twin["plans"]["lbp_after_backward"] = copy.deepcopy(twin["plans"]["dkfac"])
+    seconds = twin["variants"]["dkfac"]["seconds"]
+    twin["variants"]["lbp_after_backward"] = {**twin["variants"]["dkfac"], "seconds": [0.5 * s for s in seconds]}
+    before, after = (paper_ratios(some, predictions(some))[0] for some in (results, [results[0], twin]))
+    assert after.measured == pytest.approx(before.measured / 0.75)
+    assert after.predicted == before.predicted
 
 
 def test_simple_predictions_by_hand():

@@ -9,6 +9,7 @@ import pytest
 from experiments.config import TrainConfig
 from experiments.records import find_records
 from kfac.planning import ClusterProfile, ModelProfile
+from kfac.planning.profiles import DisturbedCluster, Interference
 from kfac.planning.scaling import scaled_cluster
 from kfac.planning.shipped_profiles import load_shipped_cluster, load_shipped_model
 from kfac.schedules import make_plan
@@ -52,6 +53,11 @@ def test_profiles_are_written_and_planned_from(command, tmp_path):
     assert [profile.to_dict() for profile in planned.profiles()] == [model.to_dict(), cluster.to_dict()]
     assert not planned.measures
     done = command("simulate", *files, "schedule=dkfac")
+    assert "slow computing down" not in done.stdout
+    disturbed = DisturbedCluster.disturbed(cluster, Interference(element_s=1e-9))
+    disturbed.save(tmp_path / "disturbed.json")
+    again = command("simulate", files[1], f"cluster={tmp_path}/disturbed.json", "schedule=dkfac")
+    assert "This cluster's messages slow computing down" in again.stdout
     assert "mlp-dkfac-w2-cluster_profile" in done.stdout
     expected = simulate(make_plan("dkfac", model, cluster), model, cluster)
     assert f"{1e3 * expected.iteration_s:.2f}" in done.stdout
